@@ -53,7 +53,7 @@ from ups.models.bases import equation
 from ups.models.bases.base import field_units
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
-from ups.select import NOISE
+from ups.select import MEASUREMENT
 from ups.training.environment import describe_environment
 from ups_discovery.terms import Term
 from ups_discovery.units import unit_of
@@ -219,7 +219,7 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
 
         true = true_head(head, FILMS[name])
         return {
-            **({"is_deterministic": cause.chosen == NOISE} if cause else {}),
+            **({"is_deterministic": cause.chosen == MEASUREMENT} if cause else {}),
             "start_frames": head.start_frames,
             "base": head.facts.base["name"],
             "context": context,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
 from ups.generative.student import (
     MID_EVERY,
     Solved,
@@ -37,7 +37,7 @@ from ups_solvers.darcy_grf import LinearObservation, apply_covariance
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
 STEPS = 16  # of the sampler: 32 evaluations
 TURN = mid_step(1.1, STEPS)
-MID_ANGLE = NOISE * (1 - TURN / STEPS)  # the student's second
+MID_ANGLE = PURE_NOISE * (1 - TURN / STEPS)  # the student's second
 BATCH = 512
 Generator = torch.Generator
 
@@ -101,7 +101,7 @@ def gaussian_velocity(mean: float, std: float | Tensor) -> Velocity:
     return evaluate
 
 
-def midpoint_factor(std: float, num_steps: int, start: float = NOISE) -> float:
+def midpoint_factor(std: float, num_steps: int, start: float = PURE_NOISE) -> float:
     """What the production sampler must multiply x by, for r ~ N(0, std^2): product over steps of length d =
     start / num_steps
 
@@ -498,7 +498,7 @@ class Pool:
 
 def angles(count: int) -> Tensor:
     """Where so many rows of a student's training begin: every fourth at MID_ANGLE, the others in noise."""
-    return torch.where(torch.arange(count) % MID_EVERY == 0, MID_ANGLE, NOISE)
+    return torch.where(torch.arange(count) % MID_EVERY == 0, MID_ANGLE, PURE_NOISE)
 
 
 def build_pool(model: Model, count: int, *keys: int | str) -> Pool:

@@ -36,7 +36,7 @@ CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1
 class Codec:
     fields, std = ("u",), torch.tensor([2.0])
 
-    def held(self, w):
+    def masked(self, w):
         return w
 
 
@@ -185,7 +185,7 @@ def test_noise_in_the_dynamics_is_not_taken_for_noise_of_measurement(chain, clea
     kicked = kicked + NOISE * clean.std() * np.random.default_rng(1).standard_normal(clean.shape)
     cache = opened(tmp_path, kicked)[1]
     assert "noise" in cache.header
-    assert cause_of_errors(chain[2].head("film"), cache, 10, 0).chosen != select.NOISE
+    assert cause_of_errors(chain[2].head("film"), cache, 10, 0).chosen != select.MEASUREMENT
 
 
 @pytest.mark.parametrize("is_tried", [True, False])
@@ -207,9 +207,9 @@ def test_a_start_that_is_no_better_is_not_estimated(chain):
     _, cache, operator = chain
     head, base = operator.head("film"), operator.head("film").base
     one = Shortlist(cache, 1, 0).evaluate("one frame", head).head
-    assert one.facts.start_frames is None and cause_of_errors(one, cache, 1, 0).chosen == select.NOISE
+    assert one.facts.start_frames is None and cause_of_errors(one, cache, 1, 0).chosen == select.MEASUREMENT
     head.base = Persistence()
     head.base.has_tangent = True
     one = Shortlist(cache, 10, 0).evaluate("persistence", head).head
-    assert one.facts.start_frames == 0 and cause_of_errors(one, cache, 10, 0).chosen != select.NOISE
+    assert one.facts.start_frames == 0 and cause_of_errors(one, cache, 10, 0).chosen != select.MEASUREMENT
     head.base = base

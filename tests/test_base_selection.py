@@ -186,12 +186,12 @@ def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, fac
 
     error, squares = found()
     together, bound = len(taken), 2 * frame * cache.num_frames + frame - 1  # small fields go together
-    monkeypatch.setattr("ups.data.cache.BLOCK_BYTES", bound)
+    monkeypatch.setattr("ups.data.cache.DECODE_BYTES", bound)
     error_of_parts, squares_of_parts = found()
     assert max(taken) <= bound and together <= 3 < len(taken) and squares_of_parts.shape == squares.shape
     assert error_of_parts == pytest.approx(error, rel=1e-5)
     torch.testing.assert_close(squares_of_parts, squares, rtol=1e-4, atol=1e-9)
-    monkeypatch.setattr("ups.data.cache.BLOCK_BYTES", 1)  # one trajectory is more: alone
+    monkeypatch.setattr("ups.data.cache.DECODE_BYTES", 1)  # one trajectory is more: alone
     assert [len(some) for some in cache.row_blocks(rows, cache.num_frames, 3)] == [1] * 7
 
 

@@ -93,7 +93,7 @@ def in_process(monkeypatch, code):
 def small_blocks(monkeypatch):
     """A request for every trajectory, which counts as done by itself."""
     monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    in_process(monkeypatch, "from ups.data import first\nfirst.BLOCK_BYTES = 2**12")
+    in_process(monkeypatch, "from ups.data import first\nfirst.REQUEST_BYTES = 2**12")
 
 
 def test_hdf5_objects_are_not_collected_by_the_thread_that_reads(served, tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(s
     data = open_data(path, "advection1d")
     assert np.array_equal(data.read(0, 4)[:, :, 0], u[:4]) and data.num_trajectories == 4
     assert data.parameter == 0.4 and data.dt == pytest.approx(0.1, rel=1e-6)
-    assert server.sent < 4 * ROW + 2 * first.BLOCK_BYTES < len(server.content) / 4
+    assert server.sent < 4 * ROW + 2 * first.REQUEST_BYTES < len(server.content) / 4
     with h5py.File(path) as file, h5py.File(tmp_path / "whole.hdf5") as source:
         for key in ("x-coordinate", "t-coordinate"):
             assert np.array_equal(file[key], source[key])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
 from ups.generative.student import ALPHA, endpoint_loss
 from ups.metrics.calibration import spread_skill
 from ups.metrics.proper import fair_crps
@@ -95,7 +95,7 @@ def starts_of(model, *keys, angle=None):
 def angles_of_training(*keys):
     """4096 angles as a diffusion is trained at, every other one pure noise."""
     angle = sample_angles(4096, stream(*keys))
-    angle[::2] = NOISE
+    angle[::2] = PURE_NOISE
     return angle
 
 
@@ -133,7 +133,7 @@ def quantiles():
 def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     mixture = known.Mixture.draw(stream("T4"))
     draws = stream("T4", "starts")
-    angle = angles_of_training("T4", "angle").double().clamp(max=NOISE)
+    angle = angles_of_training("T4", "angle").double().clamp(max=PURE_NOISE)
     x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
     exact = mixture.endpoint(x, angle)
     errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
@@ -483,7 +483,7 @@ def test_teacher_and_student_make_32_and_1_or_2_evaluations(bimodal):
     assert evaluations(student, lambda: model.from_student(student, c, noise, noise)) == 2
     # the teacher is not asked
     assert evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0
-    assert 0 < MID_ANGLE < NOISE
+    assert 0 < MID_ANGLE < PURE_NOISE
 
 
 @pytest.mark.faults

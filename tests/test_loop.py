@@ -65,17 +65,11 @@ def same_run(one, two):
 # ---------------------------------------------------------------- equalities
 
 
-def test_two_processes_give_the_losses_of_one(reference, tmp_path):
-    two = launch(tmp_path, world=2)
-    assert two.codes == [0, 0], two.logs
-    same_losses(reference, two)
-    assert reference.losses()[-1] < 0.9 * reference.losses()[0]
-
-
 def test_an_uneven_split_over_three_processes_is_still_the_mean_over_the_global_batch(reference, tmp_path):
     three = launch(tmp_path, world=3)
     assert three.codes == [0, 0, 0], three.logs
     same_losses(reference, three)
+    assert reference.losses()[-1] < 0.9 * reference.losses()[0]
 
 
 @pytest.mark.parametrize("micro_batch", [4, 2])
@@ -361,13 +355,6 @@ def test_the_stage_directory_is_complete(reference):
     done = reference.json("done.json")
     assert done["step"] == 20 and done["parents"] == {"cache": "c0ffee"} and done["best_score"] > 0
     assert "1 processes x 1 passes of at most 8" in reference.logs[0]
-
-
-def test_a_finished_stage_says_so_and_touches_nothing(reference):
-    before = {path: path.stat().st_mtime_ns for path in reference.directory.rglob("*")}
-    again = launch(reference.directory.parent.parent)
-    assert again.codes == [0] and again.logs[0].strip() == "nothing to do"
-    assert before == {path: path.stat().st_mtime_ns for path in reference.directory.rglob("*")}
 
 
 def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(reference):

@@ -36,7 +36,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import describe_tokenizer
 from ups.models.loss import (
-    FLOOR,
+    LOSS_FLOOR,
     ROUNDING,
     is_worth_training,
     operator_loss,
@@ -421,7 +421,7 @@ def test_the_relative_error_is_that_of_the_formula():
     z_base = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)  # leaves 2 (mean square) and nothing
     z_pred = torch.tensor([[3.0, 2.0], [1.0, 1.0]]).view(2, 1, 1, 2)  # errs by 1/2 and 1 (mean square)
     scale = torch.tensor([0.5, 2.0])
-    f = FLOOR**2
+    f = LOSS_FLOOR**2
     expected = [math.sqrt(2 * (0.5 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * (1 + f) / (4 + 2 * f))]
     assert float(relative_error(z_pred, z_ref, z_base, scale)) == pytest.approx(sum(expected) / 2, rel=1e-6)
     # the field's: |error| / |z_ref|, mean squares 0.5 / 5 and 1 / 2

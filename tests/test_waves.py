@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ups.generative import law
-from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, sample, sample_angles
 from ups.generative.law import Waves
 from ups.generative.student import one_evaluation
 from ups_discovery.seeds import generator
@@ -61,7 +61,7 @@ def test_the_wave_transform_is_invertible_and_its_weights_load(tokens, dim, boun
 
 
 def test_without_a_fit_the_flow_is_the_network_alone():
-    x, rest, angle = noise(4, 8, 3), noise(4, 8, 3, key=1), torch.tensor([0.1, 0.7, 1.2, NOISE])
+    x, rest, angle = noise(4, 8, 3), noise(4, 8, 3, key=1), torch.tensor([0.1, 0.7, 1.2, PURE_NOISE])
     linear = Waves((8,), 3, "periodic")
     torch.testing.assert_close(linear.flow(x, angle, rest), rest, rtol=1e-4, atol=1e-5)
 

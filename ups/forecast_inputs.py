@@ -56,7 +56,7 @@ def start(
         "memory",
         "num_frames, members or the batch, or free some memory",
     )
-    u = codec.missing(u)
+    u = codec.masked(u, torch.nan)
     u = head.task.counted(u, codec.fields)  # in float64, before anything is rounded to float32
     if not extrapolate:
         check_start_range(head, u)
@@ -84,7 +84,7 @@ def start(
     def finish(u_pred: Tensor) -> Tensor:
         u_pred = u_pred.to(u)
         axes = tuple(range(u_pred.ndim - 2 - head.task.ndim))
-        is_fine = head.codec.held(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
+        is_fine = head.codec.masked(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
         if not bool(is_fine.all()):
             first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
             warnings.warn(
@@ -145,7 +145,7 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
             "Give them in order",
         ),
         (
-            bool(codec.held(u).isfinite().all()),
+            bool(codec.masked(u).isfinite().all()),
             "a field with NaN, infinity or masked values; expected finite numbers"
             f"{', but in the cells of its mask' * is_masked}. Fill or repair the field",
         ),
@@ -362,7 +362,7 @@ def read_forcing(
             f"{name} was given forcing on the grid {space}; expected {codec.space}, as cells of "
             "it have no value. Put the forcing on that grid."
         )
-    is_finite = codec.held(f).isfinite().transpose(0, 2).flatten(1).all(1)
+    is_finite = codec.masked(f).isfinite().transpose(0, 2).flatten(1).all(1)
     if not bool(is_finite.all()):
         raise ValueError(
             f"{name} was given forcing {names[int(is_finite.int().argmin())]} with NaN, "

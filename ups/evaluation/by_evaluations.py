@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ups.evaluation.ensemble import Ensembles
 from ups.generative.corrector import Condition, Corrector
-from ups.generative.diffusion import NOISE
+from ups.generative.diffusion import PURE_NOISE
 from ups.generative.sampling import Sampler
 from ups.metrics.ensembles import ENSEMBLE
 from ups.metrics.intervals import Resamples, Scores, compare
@@ -34,8 +34,8 @@ class EulerSampler(Sampler):
 
     def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
         x = condition.initial_state(noise)
-        angle = torch.full((len(x),), NOISE, device=x.device)
-        return x - NOISE * self.network.velocity(condition)(x, angle)
+        angle = torch.full((len(x),), PURE_NOISE, device=x.device)
+        return x - PURE_NOISE * self.network.velocity(condition)(x, angle)
 
 
 def coarser_samplers(network: Corrector) -> dict[int, Sampler]:

@@ -206,7 +206,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
 
 
 @dataclass(frozen=True)
-class Windows:
+class SampledWindows:
     """Single steps from windows all along the evaluated trajectories.
 
     samples: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent
@@ -235,7 +235,7 @@ def one_step(
     num_steps: int = 0,
     is_shuffled: bool = False,
     num_exact: int = 0,
-) -> Windows:
+) -> SampledWindows:
     """One step from each of `count` windows of the evaluated split.
 
     Windows are sampled as in training, half of them where the residual is large; uniform ones would leave all
@@ -260,7 +260,7 @@ def one_step(
         ]
         parts.append((r, u_ref, *samples))
     truth, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
-    found = Windows(dict(zip(names, samples, strict=True)), truth, u_ref, windows.rows, windows.starts)
+    found = SampledWindows(dict(zip(names, samples, strict=True)), truth, u_ref, windows.rows, windows.starts)
     if not num_exact or not ensembles.truth.task.has_known_law:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)

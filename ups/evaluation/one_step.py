@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from ups.evaluation.checks import ranks_of_data, response
+<<<<<<< HEAD
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, compare_common, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+=======
+from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, one_step
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+>>>>>>> main
 from ups.metrics.intervals import (
     Resamples,
     Scores,
@@ -136,7 +141,7 @@ def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
     return out
 
 
-def add_latents(entry: Entry, ensembles: Ensembles, windows: Windows, resamples: Resamples) -> None:
+def add_latents(entry: Entry, ensembles: Ensembles, windows: SampledWindows, resamples: Resamples) -> None:
     """Add checks in latents.
 
     energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the

@@ -30,7 +30,7 @@ from ups.generative.observation import (
     observe_case,
     row_generators,
 )
-from ups.generative.residuals import FLOOR, SteadyResiduals
+from ups.generative.residuals import LOG_FLOOR, SteadyResiduals
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.calibration import coverage
 from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
@@ -259,7 +259,7 @@ def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     mean_error, squared error of the mean of log u, and that of independent samples.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
-    scale, tiny = total_variance(exact).sqrt(), FLOOR * exact.mean()
+    scale, tiny = total_variance(exact).sqrt(), LOG_FLOOR * exact.mean()
     logs = [part.clamp_min(tiny).log() for part in (flat, exact)]
     first, second = logs[1].chunk(2)
     pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]

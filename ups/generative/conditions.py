@@ -162,12 +162,12 @@ class FieldConditions:
 
     def logarithm(self, u: Tensor) -> Tensor:
         """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
-        return self.head.codec.encode(self.head.codec.held(u.clamp_min(self.posterior.floor).log()))
+        return self.head.codec.encode(self.head.codec.masked(u.clamp_min(self.posterior.floor).log()))
 
     def solution(self, log_u: Tensor, r: Tensor) -> Tensor:
         """Physical u = exp(log_u + r), of log_u (batch, *tokens, dim) as `predict` gives it and r (...,
         *tokens, dim)."""
-        return self.head.codec.missing(self.decode(log_u + r).exp())
+        return self.head.codec.masked(self.decode(log_u + r).exp(), torch.nan)
 
     def decode(self, r: Tensor) -> Tensor:
         """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""

@@ -38,7 +38,7 @@ from ups.tasks import Task
 from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
-FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
+LOG_FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
 FLOOR_ROWS = 64  # training solutions behind that mean
 VALIDATION_BATCHES = 8
 EXAMPLE_ROWS = 32  # trajectories behind `TransientResiduals.examples`
@@ -187,7 +187,7 @@ class SteadyResiduals(FieldConditions):
             is_symmetric = symmetry(head.task, codec.space, rng) is not stay
             posterior = LinearPosterior.fit(
                 fields,
-                FLOOR * float(mean),
+                LOG_FLOOR * float(mean),
                 (lambda v: symmetry(head.task, codec.space, rng)(v, codec)) if is_symmetric else None,
             )
         super().__init__(operator, cache.task.name, posterior)

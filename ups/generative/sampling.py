@@ -39,7 +39,7 @@ from ups.training.artifact import stage_of_run
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 
 STATES = 512  # states in one call of a network
-BLOCK, BLOCK_BYTES = 64, 2**28  # the same on a CPU; largest size of the fields of one call
+CPU_STATES, CALL_BYTES = 64, 2**28  # the same on a CPU; largest size of the fields of one call
 KEYS = ("noise", "second")  # of the random numbers of a sample
 
 # name -> (stage, evaluations; None: those of the probability flow of a diffusion)
@@ -234,8 +234,8 @@ def sample_members(
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
     """States in one call of the networks; depends on task and device alone."""
-    most = BLOCK_BYTES // (4 * codec.num_channels * math.prod(codec.space))
-    return max(1, min(BLOCK if device.type == "cpu" else STATES, most))
+    most = CALL_BYTES // (4 * codec.num_channels * math.prod(codec.space))
+    return max(1, min(CPU_STATES if device.type == "cpu" else STATES, most))
 
 
 def sample_states(

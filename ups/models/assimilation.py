@@ -32,7 +32,7 @@ NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients i
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
-QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
+QUIET_FIELD = 0.1  # of the loudest field's noise: sigma of a field without noise
 
 
 def noise_scale(head: TaskHead) -> Tensor:
@@ -40,14 +40,14 @@ def noise_scale(head: TaskHead) -> Tensor:
     noise = head.facts.noise
     sigma = torch.tensor([noise.get(name, 0.0) for name in head.codec.fields]).to(head.codec.std)
     sigma = sigma / head.codec.std
-    return sigma.clamp_min(QUIET * float(sigma.max())).view(-1, *[1] * head.task.ndim)
+    return sigma.clamp_min(QUIET_FIELD * float(sigma.max())).view(-1, *[1] * head.task.ndim)
 
 
 def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], num_members: int) -> Tensor:
     """Normalised frames w (batch, time, C, *space) with fresh noise of measurement, (batch, num_members,
     time, C, *space). names: of the rows, as in `member_noise`."""
     noise = member_noise(w.shape[1:], seed, names, 0, num_members, "start").to(w)
-    return w[:, None] + head.codec.held(noise_scale(head) * noise)
+    return w[:, None] + head.codec.masked(noise_scale(head) * noise)
 
 
 def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:

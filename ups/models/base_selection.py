@@ -41,7 +41,7 @@ from ups.models.head_setup import (
 from ups.models.rollout import rollout
 from ups.models.stability import Growth
 from ups.select import (
-    NOISE,
+    MEASUREMENT,
     Decision,
     Errors,
     choose,
@@ -67,7 +67,7 @@ def fit_base(
     started = time.perf_counter()
     head, decisions = select_base(cache, base_steps, context_frames, seed, device)
     if cause := cause_of_errors(head, cache, context_frames, seed):
-        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
         decisions.append(cause)
     facts = {
         "description": head.facts.described(),
@@ -327,7 +327,7 @@ def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> De
     start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
     frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
     members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
-    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    valid = task.predicted(head.codec.masked(torch.ones_like(given[:1, :1])))
     noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
     explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
     error = (members.mean(1) - w_ref).square()

@@ -47,10 +47,10 @@ class Bounds:
     blows up."""
 
     def __init__(self, head: nn.Module):
-        self.head, self.channel = head, (...,) + (None,) * head.task.ndim
+        self.head, self.shape = head, head.codec.channel_shape
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
-        return torch.clamp(w, self.head.low[self.channel], self.head.high[self.channel])
+        return torch.clamp(w, self.head.low.view(self.shape), self.head.high.view(self.shape))
 
 
 class StartRange:
@@ -112,7 +112,7 @@ class Masked:
         self.codec = head.codec
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
-        return self.codec.held(w)
+        return self.codec.masked(w)
 
 
 def correction(
