@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from ups.evaluation.checks import ranks_of_data, response
-<<<<<<< HEAD
-from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, compare_common, needs_many, one_step
+from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, compare_common, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-=======
-from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, one_step
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
->>>>>>> main
 from ups.metrics.intervals import (
     Resamples,
     Scores,
