@@ -6,7 +6,6 @@ if the task has it, with the exact posterior.
     unconditional        solutions of reserved fields: an ensemble without any observation
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -93,7 +92,7 @@ def assess_steady(
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
         draws, guess = draws_of(
-            prior, residuals, observation, parameters, seed, numbers, settings.members, bank, PRIORS
+            prior, residuals, observation, parameters, seed, numbers, settings.members, bank
         )
         members = {"operator": residuals.solution(guess, torch.zeros_like(guess))[:, None]}
         members |= {PRIORS[kind]: u for kind, u in draws.items()}
@@ -117,7 +116,6 @@ def assess_steady(
                 seed,
                 settings.truth_members,
                 bank,
-                PRIORS,
             )
             for kind, model in PRIORS.items():
                 entry.add(model, summarise_exact(exact[kind], splits, of_fields), f"{OBSERVED}{case}")
@@ -219,19 +217,18 @@ def draws_of(
     rows: list[int],
     num_members: int,
     bank: Tensor,
-    kinds: Iterable[str],
 ) -> tuple[dict[str, Tensor], Tensor]:
     """(kind -> `posterior_draws`, the operator's solution for the best guess as log u (batch, *tokens, dim)).
     "pushed" are samples of the linear posterior, also if the prior has a better one. Without "prior" where it
     has the samples of another kind (`serving_kind`)."""
     predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
     pushed = predicted
-    if "pushed" in kinds and not residuals.is_linear:
+    if not residuals.is_linear:
         linear = SteadyResiduals(residuals.operator, residuals.cache, residuals.posterior.linear)
         pushed, _ = predict_with_noise(linear, observation, parameters, seed, rows, num_members)
     draws = {
         kind: posterior_draws(prior, residuals, pushed if kind == "pushed" else predicted, noise, kind, bank)
-        for kind in kinds
+        for kind in PRIORS
         if kind != "prior" or serving_kind(prior, residuals, observation) == "prior"
     }
     return draws, predicted[0]
@@ -312,7 +309,6 @@ def compare_exactly(
     seed: int,
     count: int,
     bank: Tensor,
-    kinds: Iterable[str],
 ) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
     """(kind -> `moments_against` of each coefficient v (n, C, *space), normalised; `split_distances`, mean).
 
@@ -322,7 +318,7 @@ def compare_exactly(
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank, kinds)
+    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank)
     out, splits = {kind: [] for kind in (*draws, "exact")}, []
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)

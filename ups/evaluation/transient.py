@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import (
     CHEAP,
@@ -27,9 +28,12 @@ from ups.evaluation.reference_ensembles import (
     sample_law,
     timed,
 )
+from ups.generative.corrector import Condition, Corrector
+from ups.generative.diffusion import PURE_NOISE
+from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores, number
+from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples, Scores, compare, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
@@ -43,6 +47,9 @@ BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
 NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
 UNTRAINED = (*NOT_LEARNT, *EXACT)
+CURVE_STARTS = 8  # of rollouts with fewer evaluations than in training
+CURVE_METRICS = ("crps", "trajectory_score", "spectrum")
+CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
 
 
 def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[Entry, dict[str, Any]]:
@@ -126,8 +133,11 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     coarse = {}
     for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
         note(f"{task.name}: rollouts of {evaluations} evaluations per state")
-        other = with_corrector(ensembles, sampler)
-        coarse[evaluations] = score(rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members))
+        other = copy.copy(ensembles)
+        other.samplers = ensembles.samplers | {"corrector": sampler}
+        coarse[evaluations] = score(
+            rollouts(other, "corrector", rows[:CURVE_STARTS], num_frames, settings.members)
+        )
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
     add_curves(entry, coarse, plotted, resamples)
     note(f"{task.name}: rollouts of {LONG * num_frames} frames")
@@ -215,6 +225,67 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
     for model, pair in pairs.items():
         found = climate(*pair, truth.task.boundary)
         entry.add(model, {key: number(value) for key, value in found.items()}, "long")
+
+
+# ---- scores over the number of network evaluations per state
+#     corrector   one Euler step, then 1, 2, 4, ... midpoint steps of two evaluations, up to those of training
+#     student     one and two evaluations, the numbers that it is trained for
+#     scoring     one evaluation
+# The starts are the first of those of the whole comparison, with the same noise, so only the corrector with
+# fewer steps is sampled again.
+
+
+@dataclass(frozen=True)
+class EulerSampler(Sampler):
+    """A diffusion in one Euler step, one evaluation."""
+
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
+        x = condition.initial_state(noise)
+        angle = torch.full((len(x),), PURE_NOISE, device=x.device)
+        return x - PURE_NOISE * self.network.velocity(condition)(x, angle)
+
+
+def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
+    """Number of evaluations -> the corrector with fewer of them than in training."""
+    steps = network.sampler_steps
+    fewer = [2**power for power in range(steps.bit_length()) if 2**power < steps]
+    return {1: EulerSampler(network)} | {2 * number: Sampler(network, num_steps=number) for number in fewer}
+
+
+def add_curves(
+    entry: Entry,
+    coarse: dict[int, Scores],
+    scores: dict[str, Scores],
+    resamples: Resamples,
+) -> None:
+    """Add the case "evaluations": for every curve the list of "evaluations" and lists of CURVE_METRICS.
+
+    CRPS and energy score are paired ratios to exact samples, or to the corrector as in training if the law is
+    not known. coarse: number of evaluations -> scores of the corrector, from the first starts. scores: model
+    -> scores from all starts, of which the same ones are taken; evaluations of these models are those of the
+    entry, 0 without a network.
+    """
+    count = len(coarse[1]["crps"])
+    first = {model: {key: value[:count] for key, value in found.items()} for model, found in scores.items()}
+    baseline = first["exact" if "exact" in first else "corrector"]
+    points = [("corrector", number, found) for number, found in coarse.items()]
+    for model, found in first.items():
+        evaluations = entry.number(model, "evaluations_per_state") or 0.0
+        points.append((CURVES.get(model, model), round(evaluations), found))
+    curves: dict[str, dict[str, Any]] = {}
+    for name, evaluations, found in points:
+        curve = curves.setdefault(name, {"evaluations": []} | {metric: {} for metric in CURVE_METRICS})
+        curve["evaluations"].append(evaluations)
+        for metric in (ENSEMBLE[key] for key in CURVE_METRICS):
+            if metric.is_compared:
+                interval = compare(metric, found, baseline, resamples[:count])
+            else:
+                interval = resamples[:count].interval(*metric.moments(found, None))
+            for end, value in interval.items():
+                curve[metric.name].setdefault(end, []).append(value)
+    entry.add("", {"starts": count}, "evaluations")
+    for name, curve in curves.items():
+        entry.add(name, curve, "evaluations")
 
 
 # ---- words
