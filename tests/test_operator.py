@@ -398,7 +398,7 @@ def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
     z = latents(operator, "burgers1d", 1)
     head = operator.heads["burgers1d"]
     predictions = [
-        head.base_frames(head.codec.decode(z), head.parameter_batch(torch.tensor([[nu]])))
+        head.base_frames(head.codec.decode(z), head.parameter_batch(torch.tensor([[nu]])), 1)
         for nu in (0.01, 0.02, 0.1)
     ]
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(predictions, predictions[1:], strict=False))

@@ -137,7 +137,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("fields", u, parameters)
         weight = head.facts.component_weights.get(component, component)
-        u_base = head.base_frames(u, parameters, not weight)
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
         if not weight:
             return u_base, u_base
         return self._corrected(head, u, u_base, parameters, weight)[0], u_base
@@ -161,7 +161,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("latents", z, parameters)
         u, weight = head.input_codec.decode(z), head.facts.component_weights["call"]
-        u_base = head.base_frames(u, parameters, not weight)
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
         full, features = self._corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 
