@@ -164,12 +164,12 @@ def described(folder, **arrays):
 
 
 def counted_requests(monkeypatch):
-    """Counter of the requests to the reading process, by method; "all" of any."""
-    asked, call = Counter(), ReadingProcess.call
+    """Counter of the requests to the reading process, by method of the first of a trip; "all" of any."""
+    asked, replies = Counter(), ReadingProcess.replies
 
-    def counted(process, path, method, *rest):
-        asked.update((method, "all"))
-        return call(process, path, method, *rest)
+    def counted(process, path, requests):
+        asked.update((requests[0][0], "all"))
+        return replies(process, path, requests)
 
-    monkeypatch.setattr(ReadingProcess, "call", counted)
+    monkeypatch.setattr(ReadingProcess, "replies", counted)
     return asked

@@ -59,7 +59,7 @@ def open_here(path: Path) -> Store:
                 f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5."
             )
         from ups.userdata.readers.xarray_files import Zarr as kind
-    elif h5py.is_hdf5(path):
+    elif first == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):  # which looks behind other bytes, too
         kind = Hdf5
     elif first.startswith(b"CDF"):
         from ups.userdata.readers.xarray_files import NetCdf3 as kind

@@ -7,9 +7,9 @@ are read as plain attributes.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ups.userdata.readers.store import (
     Stored,
     checked,
     decoded,
+    first_of_forms,
     library,
     require_unpackable,
     without_unwritten,
@@ -32,6 +33,7 @@ from ups.userdata.readers.store import (
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
 DIMENSION = "b'This is a netCDF dimension"  # how the name of one without a coordinate begins
+EARLY = 10  # times as many arrays are looked at first, to find how many different names they have
 NO_COORDINATE = "_nc4_non_coord_"  # before the name of an array that has the name of a dimension
 # attributes of netCDF-4 about dimensions
 HIDDEN = {
@@ -62,6 +64,8 @@ class Hdf5(Store):
             if found is None or _is_dimension(found):
                 above, slash, last = name.rpartition("/")
                 found = node(self.file, f"{above}{slash}{NO_COORDINATE}{last}")
+            if found is None:
+                return None
             self.last = name, found
         return self.last[1]
 
@@ -76,12 +80,12 @@ class Hdf5(Store):
         return checked(self.path, self._listed, "HDF5 file")
 
     def _listed(self) -> list[str]:
-        self.stored = {
-            name.replace(NO_COORDINATE, ""): self._about(found)
-            for name, found in _arrays(self.file)
-            if not _is_dimension(found)
-        }
+        self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
         return list(self.stored)
+
+    def different_names(self, most: int) -> list[str]:
+        names = (name for name, _ in itertools.islice(_arrays(self.file), EARLY * most))
+        return checked(self.path, lambda: first_of_forms(names, most), "HDF5 file")
 
     def _array(self, name: str) -> Stored | None:
         return checked(self.path, lambda: self._found(name), "HDF5 file")
@@ -89,19 +93,13 @@ class Hdf5(Store):
     def _found(self, name: str) -> Stored | None:
         if name in self.stored:
             return self.stored[name]
-        if name.partition("/")[0].encode() not in self.root_names:
-            return None
         found = self._node(name)
         return self._about(found) if isinstance(found, h5py.Dataset) and found.shape is not None else None
 
-    @cached_property
-    def root_names(self) -> set[bytes]:
-        """The names of the groups, arrays and links at the top: most of the names that are looked for are
-        not among them."""
-        return {name.removeprefix(NO_COORDINATE.encode()) for name in self.file.id}
-
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
+        if not h5a.get_num_attrs(found.id):
+            return Stored(found.shape, kind)
         kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
         return Stored(found.shape, kind, self.plain(_axis_names(found)))
 
@@ -124,8 +122,8 @@ class Hdf5(Store):
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._node(name) if name else self.file
-        about = {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
-        return self.plain({name: _plain(value) for name, value in about.items() if name not in HIDDEN})
+        about = {} if found is None else checked(self.path, lambda: _attributes(found), "HDF5 file")
+        return self.plain(about)
 
 
 def _classes(kind: h5t.TypeID) -> tuple[int, ...]:
@@ -171,8 +169,15 @@ def _axis_names(found: h5py.Dataset) -> tuple[str, ...]:
 
 
 def _is_dimension(found: h5py.Group | h5py.Dataset) -> bool:
-    """Whether it is a dimension of netCDF without a coordinate."""
-    return h5a.exists(found.id, b"NAME") and str(found.attrs["NAME"]).startswith(DIMENSION)
+    """Whether it is a dimension of netCDF without a coordinate. Short names are not read: this takes time."""
+    if not h5a.exists(found.id, b"NAME"):
+        return False
+    is_long = h5a.open(found.id, b"NAME").get_storage_size() >= len(DIMENSION)
+    return is_long and str(found.attrs["NAME"]).startswith(DIMENSION)
+
+
+def _attributes(found: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+    return {name: _plain(found.attrs[name]) for name in found.attrs if name not in HIDDEN}
 
 
 def _plain(value: Any) -> Any:
@@ -195,8 +200,9 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
                 budget.allow_object()
-                if found.shape is not None:  # h5py.Empty, without any numbers
-                    yield f"{above}{name}", found
+                # h5py.Empty has no shape and no numbers
+                if found.shape is not None and not _is_dimension(found):
+                    yield f"{above}{name}".replace(NO_COORDINATE, ""), found
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
                     budget.allow_object()
@@ -206,6 +212,8 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
 
 def _require_filters(dataset: h5py.Dataset) -> None:
     """Raise ValueError for an array compressed by a filter that is not installed, such as Blosc."""
+    if not dataset.chunks:
+        return
     filters = dataset.id.get_create_plist()
     missing = [
         f"{name.decode(errors='replace') or 'number'} ({code})"

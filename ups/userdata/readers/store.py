@@ -78,6 +78,16 @@ def natural(name: str) -> list:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
+def first_of_forms(names: Iterable[str], most: int) -> list[str]:
+    """The first names of up to `most` that differ in more than numbers."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(re.sub(r"\d+", "#", name), name)
+        if len(found) == most:
+            break
+    return [*found.values()]
+
+
 def library(name: str, path: Path) -> ModuleType:
     """The library, or a ValueError that says how to get it."""
     try:
@@ -139,6 +149,10 @@ class Store:
 
     def names(self) -> list[str]:
         return list(self.listed)
+
+    def different_names(self, most: int) -> list[str]:
+        """The first arrays of up to `most` whose names differ in more than numbers."""
+        return first_of_forms(self.names(), most)
 
     @cached_property
     def listed(self) -> dict[str, Stored]:
