@@ -42,12 +42,19 @@ class Codec:
 
 def head_of(next_frame, history=1):
     """A head without a cache, of one field on CELLS cells whose next frame is a function of the last ones."""
+
+    def base_frames(u, parameters, num_frames, is_alone):
+        frames = [*u.unbind(1)]
+        for _ in range(num_frames):
+            frames.append(next_frame(torch.stack(frames[-history:], 1)))
+        return torch.stack(frames[history:], 1)
+
     return SimpleNamespace(
         history=history,
         codec=Codec(),
         task=SimpleNamespace(ndim=1),
         facts=SimpleNamespace(noise={"u": 2.0 * SIGMA}),
-        next_frame=lambda u, parameters, is_alone: next_frame(u),
+        base_frames=base_frames,
         parameter_batch=lambda raw: None,
     )
 

@@ -423,7 +423,7 @@ def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch
     beyond = torch.full((2, head.codec.num_channels, *head.codec.space), 50.0)
     monkeypatch.setattr(head.base, "forward", lambda u, parameters: beyond)
     u = beyond.new_zeros(2, head.history, head.input_codec.num_channels, *head.input_codec.space)
-    base = head.base_frames(u, head.parameter_batch(cache.parameters[:2]))
+    base = head.base_frames(u, head.parameter_batch(cache.parameters[:2]), 1)
     for found in (base, head.constrained(beyond[:, None], u[:, -1])):
         assert bool(found.amin() > 49) == head.task.is_steady
 

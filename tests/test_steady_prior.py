@@ -1,6 +1,6 @@
 """The linear posterior of a field that is observed in part (ups/generative/linear_posterior.py) is that of
-the formula, and its covariance is found from few fields. tests/test_chain.py has the prior over it, trained by
-its stage, beside its exact posterior."""
+the formula, and its covariance is found from few fields. tests/test_chain.py has the prior over it beside its
+exact posterior."""
 
 from __future__ import annotations
 

@@ -15,18 +15,13 @@ A base that can estimate its start is selected with it, if validation forecasts 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.models.rollout import member_noise
-
-if TYPE_CHECKING:
-    pass
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
@@ -53,11 +48,7 @@ def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], 
 def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:
     """The base's frames (batch, num_frames, C, *space), normalised, of which the first are start (batch,
     history, C, *space)."""
-    frames = [*start.unbind(1)]
-    while len(frames) < num_frames:
-        beat()
-        frames.append(head.next_frame(torch.stack(frames[-head.history :], 1), parameters, is_alone=True))
-    return torch.stack(frames, 1)
+    return torch.cat([start, head.base_frames(start, parameters, num_frames - head.history, True)], 1)
 
 
 def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, num_steps: int) -> Tensor:

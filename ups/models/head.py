@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.device import refuse_gradient, send
+from ups.common.progress import beat
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
@@ -284,19 +285,16 @@ class TaskHead(nn.Module):
             w = constraint(w, w_start)
         return self.codec.encode(w)
 
-    def next_frame(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next frame (batch, C, *space) from normalised u (batch, history, C_in, *space).
-        is_alone: no network corrects it.
+    def base_frames(
+        self, u: Tensor, parameters: ParameterBatch, num_frames: int, is_alone: bool = False
+    ) -> Tensor:
+        """The base's next frames (batch, num_frames, C, *space), under the constraints of the task, from
+        normalised u (batch, history, C_in, *space). is_alone: no network corrects them.
         """
-        bridged = self.input_codec.bridged(u)
-        u_next = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
-        return self.constrained(u_next[:, None], u[:, -1])[:, 0]
-
-    def base_frames(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next `bundle` frames (batch, bundle, C, *space), inside the codec's subspace; arguments
-        as `next_frame`."""
-        frames = []
-        for frame in range(self.bundle):
-            frames.append(self.next_frame(u, parameters.later(frame), is_alone))
-            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if frame + 1 < self.bundle else u
-        return self.codec.projected(torch.stack(frames, 1))
+        predict, frames = self.base.alone if is_alone else self.base, []
+        for number in range(num_frames):
+            beat()
+            u_next = predict(self.input_codec.bridged(u), parameters.later(number))
+            frames.append(self.constrained(u_next[:, None], u[:, -1]))
+            u = torch.cat([u[:, 1:], frames[-1]], 1) if number + 1 < num_frames else u
+        return torch.cat(frames, 1)

@@ -12,7 +12,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.userdata.describe_axes import MOST_ARRAYS, MOST_FIELDS, Guess, are_alike, fields_of, require_few
+from ups.userdata.describe_axes import (
+    MOST_ARRAYS,
+    MOST_FIELDS,
+    NUMBER,
+    Guess,
+    are_alike,
+    fields_of,
+    require_few,
+)
 from ups.userdata.describe_coordinates import lists_of
 from ups.userdata.describe_files import pattern_of, sibling_files
 from ups.userdata.describe_lines import Line
@@ -20,7 +28,6 @@ from ups.userdata.inspect_file import rises
 from ups.userdata.layout import field_of
 from ups.userdata.readers import Store
 
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FEWEST = 3  # frames of a film
 FRAMES = 8  # arrays of one shape whose names count them: more than the fields or species of a system
 # what stands before the number of a frame, and the names of its time

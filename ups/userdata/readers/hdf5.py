@@ -24,8 +24,8 @@ from ups.userdata.readers.store import (
     Stored,
     checked,
     decoded,
-    first_of_forms,
     library,
+    reading,
     require_unpackable,
     without_unwritten,
 )
@@ -33,7 +33,7 @@ from ups.userdata.readers.store import (
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
 DIMENSION = "b'This is a netCDF dimension"  # how the name of one without a coordinate begins
-EARLY = 10  # times as many arrays are looked at first, to find how many different names they have
+EARLY = 2000  # arrays, which tell whether a file holds many of different names
 NO_COORDINATE = "_nc4_non_coord_"  # before the name of an array that has the name of a dimension
 # attributes of netCDF-4 about dimensions
 HIDDEN = {
@@ -48,11 +48,13 @@ OF_AXES = {b"DIMENSION_LIST": (h5t.VLEN, h5t.REFERENCE), b"DIMENSION_LABELS": (h
 class Hdf5(Store):
     """An HDF5 file, opened for reading."""
 
+    kind = "HDF5 file"
+
     def __init__(self, path: Path):
         super().__init__(path)
         self.stored: dict[str, Stored] = {}  # by name, once they are listed
         self.last: tuple[str, h5py.Group | h5py.Dataset | None] = ("", None)  # what was looked for, and found
-        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), "HDF5 file")
+        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), self.kind)
 
     def close(self) -> None:
         self.file.close()
@@ -69,28 +71,23 @@ class Hdf5(Store):
             self.last = name, found
         return self.last[1]
 
+    @reading
     def _require_whole(self, name: str) -> None:
-        checked(self.path, lambda: self._require_complete(self._node(name)), "HDF5 file")
-
-    def _require_complete(self, found: h5py.Dataset) -> None:
+        found = self._node(name)
         _require_filters(found)
         require_written(found, self.path)
 
+    @reading
     def _names(self) -> list[str]:
-        return checked(self.path, self._listed, "HDF5 file")
-
-    def _listed(self) -> list[str]:
         self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
         return list(self.stored)
 
-    def different_names(self, most: int) -> list[str]:
-        names = (name for name, _ in itertools.islice(_arrays(self.file), EARLY * most))
-        return checked(self.path, lambda: first_of_forms(names, most), "HDF5 file")
+    @reading
+    def _first_names(self) -> list[str]:
+        return [name for name, _ in itertools.islice(_arrays(self.file), EARLY)]
 
+    @reading
     def _array(self, name: str) -> Stored | None:
-        return checked(self.path, lambda: self._found(name), "HDF5 file")
-
-    def _found(self, name: str) -> Stored | None:
         if name in self.stored:
             return self.stored[name]
         found = self._node(name)
@@ -103,10 +100,8 @@ class Hdf5(Store):
         kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
         return Stored(found.shape, kind, self.plain(_axis_names(found)))
 
+    @reading
     def _read(self, name: str, index: tuple) -> np.ndarray:
-        return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
-
-    def _numbers(self, name: str, index: tuple) -> np.ndarray:
         found = self._node(name)
         _require_filters(found)
         return self._unpacked(np.asarray(found[index]), found)
@@ -120,10 +115,11 @@ class Hdf5(Store):
         found = self._node(group)
         return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
+    @reading
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._node(name) if name else self.file
-        about = {} if found is None else checked(self.path, lambda: _attributes(found), "HDF5 file")
-        return self.plain(about)
+        names = () if found is None else (name for name in found.attrs if name not in HIDDEN)
+        return self.plain({name: _plain(found.attrs[name]) for name in names})
 
 
 def _classes(kind: h5t.TypeID) -> tuple[int, ...]:
@@ -174,10 +170,6 @@ def _is_dimension(found: h5py.Group | h5py.Dataset) -> bool:
         return False
     is_long = h5a.open(found.id, b"NAME").get_storage_size() >= len(DIMENSION)
     return is_long and str(found.attrs["NAME"]).startswith(DIMENSION)
-
-
-def _attributes(found: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    return {name: _plain(found.attrs[name]) for name in found.attrs if name not in HIDDEN}
 
 
 def _plain(value: Any) -> Any:

@@ -267,22 +267,18 @@ def serve(opened: Callable[..., Store]) -> None:
             for number in closed:
                 with contextlib.suppress(Exception):  # the next request is about another file
                     stores.pop(number).close()
-            replies = [_reply(stores, opened, *first)]
+            replies = [_reply(stores, opened, first)]
             if replies[0][0] is None:
-                replies += [_reply(stores, opened, *request, is_ahead=True) for request in ahead]
+                replies += [_reply(stores, opened, request, is_ahead=True) for request in ahead]
             pickle.dump(replies, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
 
 
 def _reply(
-    stores: dict[int, Store],
-    opened: Callable[..., Store],
-    method: str,
-    number: int,
-    *arguments: Any,
-    is_ahead: bool = False,
+    stores: dict[int, Store], opened: Callable[..., Store], request: tuple, is_ahead: bool = False
 ) -> Reply | None:
     """The reply to a request; None for a large array, if nothing has asked for it yet."""
+    method, number, *arguments = request
     path = arguments[0] if method == "open" else stores[number].path
     try:
         if method == "open":
