@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench import acceptance
 from ups.config.load import load_config, to_dict
-from ups.evaluation import by_evaluations, transient
+from ups.evaluation import transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
@@ -223,9 +223,9 @@ def test_scores_over_evaluations_end_at_those_of_the_report(world):
 
     assert curve("corrector", "evaluations") == [1, 2, 4, 8] and curve("student", "evaluations") == [1, 2]
     assert curve("exact", "evaluations") == [0]
-    assert entry.number("", "starts", "evaluations") == by_evaluations.STARTS
+    assert entry.number("", "starts", "evaluations") == transient.CURVE_STARTS
     for model in entry.models("evaluations"):
-        for metric in by_evaluations.METRICS:
+        for metric in transient.CURVE_METRICS:
             assert len(curve(model, metric)) == len(curve(model, "evaluations"))
     assert len(set(curve("corrector", "crps"))) == 1 and curve("exact", "crps") == [1.0]
     assert abs(curve("corrector", "crps")[0] - 1) < 0.1

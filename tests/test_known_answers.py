@@ -5,7 +5,6 @@ Problems are random, but fixed in `make test`; UPS_TEST_SEED repeats a run. Teac
 checks of tests/known_answers.py, and each negative control fails the criterion made for it.
 """
 
-import itertools
 import math
 from functools import partial
 
@@ -393,11 +392,9 @@ def check_rollout(problem, draw):
         z = z @ problem.a.float().T + problem.residuals(z, truth_draws)
         path.append(z)
 
-    leads = itertools.count()
-
-    def step(window):
+    def step(window, lead):
         z = window[:, -1]
-        return (z @ problem.a.float().T + draw(z, next(leads)))[:, None]
+        return (z @ problem.a.float().T + draw(z, lead))[:, None]
 
     members = rollout(step, start.repeat_interleave(MEMBERS, 0)[:, None], LEADS, 1)
     members = members.unflatten(0, (-1, MEMBERS))

@@ -825,8 +825,8 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
 @torch.no_grad()
 def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
     rows = hidden.cache.split["test"][:3]
-    step = partial(hidden.operator, task=HIDDEN, parameters=hidden.cache.parameters[rows])
-    z = rollout(step, hidden.cache.batch(rows, 0, 1), 4, 1)
+    parameters = hidden.cache.parameters[rows]
+    z = rollout(lambda z, _: hidden.operator(z, HIDDEN, parameters), hidden.cache.batch(rows, 0, 1), 4, 1)
     expected = hidden.head.codec.denormalise(hidden.head.codec.decode(z))
     found = rollouts(ensembles, "operator", rows, 4, 5)
     assert found.shape == (3, 1, 4, 1, 32)

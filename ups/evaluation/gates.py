@@ -27,8 +27,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ups.common.place import STAGES, make_target
-from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, point
+from ups.common.place import STAGES, TRANSIENT, make_target
+from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 from ups.results import Entry, Interval, Results
@@ -166,8 +166,11 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
-    """Gates of the corrector, the students or the network trained by scores."""
-    for model in STAGES[stage].trained_samplers:
+    """Gates of the corrector, the students or the network trained by scores. With those of the corrector's
+    stage come those of the model that serves users, if no stage has trained it."""
+    serves = entry.facts.get("serves")
+    is_extra = stage == TRANSIENT[0] and serves in entry.models() and serves not in TRAINED
+    for model in [*STAGES[stage].trained_samplers, *([serves] if is_extra else [])]:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 

@@ -11,7 +11,6 @@ The folder of a finished stage is enough: it has the conditional mean and scale,
 sampler_steps and mid_angle.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,12 +193,11 @@ def sample_rollout(
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
     last: dict[str, Tensor] = {}  # the prediction of the current state, if a call makes one frame
-    leads = itertools.count()
 
-    def step(window: Tensor) -> Tensor:
-        lead = next(leads)
+    def step(window: Tensor, num_done: int) -> Tensor:
+        lead = num_done // head.bundle
         z_pred, tokens, facts = states.predict(
-            window, batch.later(lead * head.bundle), sample_error if lead else 0.0, **last
+            window, batch.later(num_done), sample_error if lead else 0.0, **last
         )
         if head.bundle == 1:
             last["last_pred"] = states.frames(z_pred)

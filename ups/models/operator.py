@@ -11,7 +11,6 @@ the range of the training data, so long rollouts stay finite (ups/models/constra
 first and the last layer of the network: nothing else reads latents.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -219,10 +218,10 @@ class Operator(TaskNetwork):
         head = self.head(task)
         if torch.is_grad_enabled():
             refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
-        batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
+        batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
 
-        def step(window: Tensor) -> Tensor:
-            return self.step(window, task, batch.later(next(calls) * head.bundle), component)[0]
+        def step(window: Tensor, num_done: int) -> Tensor:
+            return self.step(window, task, batch.later(num_done), component)[0]
 
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts

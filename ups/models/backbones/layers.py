@@ -49,8 +49,8 @@ class SpectralMixing(nn.Module):
             h = x.movedim(axis, 0)  # (n, *others, width)
             basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
-            hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
-            hat = convolved(hat, self.weight[0, :modes], self.weight[1, :modes])
+            hat = (flat @ h.flatten(1)).view(len(basis), modes, -1, width)
+            hat = convolved(hat, *self.weight[:, :modes].unbind(0))
             total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
         return total
 
