@@ -70,7 +70,8 @@ def main() -> int:
     corrected, conditioned = (
         config.reported_stages[name] if name in stages else [] for name in ("diffusion", "steady")
     )
-    bar = Bar("report", 2 * len(truths) + len(corrected) + len(conditioned) + 1, unit="parts")
+    num_parts = 2 * len(truths) + len(corrected) + len(conditioned) + 1  # of unequal length
+    bar = Bar("report", num_parts, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
 
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
