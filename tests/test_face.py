@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
 
 
-MOST_OF_FORECAST = CallPath(functions=92, files=17, depth=10)
+MOST_OF_FORECAST = CallPath(functions=77, files=17, depth=10)
 
 
 @pytest.fixture(scope="module")

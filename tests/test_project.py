@@ -61,9 +61,9 @@ def test_overlays_repeat_nothing_that_default_yaml_says():
                 yield f"{key}{name}"
 
     default = {"include": None, **read_default()}
-    default["task"] = {
-        name: {**task.settings, **default["task"].get(name, {})} for name, task in TASKS.items()
-    }
+    known = {name: task.settings for name, task in TASKS.items()}
+    assert not [*repeated(default["task"], known)]  # nor does it what a task knows
+    default["task"] = {name: {**task, **default["task"].get(name, {})} for name, task in known.items()}
     found = {
         path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"
     }

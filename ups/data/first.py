@@ -240,8 +240,8 @@ def fetch_first(
         return
     process = ReadingProcess(COMMAND)
     try:
-        number, _ = process.call(url, "open", url, path, task, num, asdict(patience))
-        about = process.call(url, "about", number)
+        process.call(url, "open", 0, url, path, task, num, asdict(patience))
+        about = process.call(url, "about", 0)
         num_frames, resolution = about["num_frames"], about["space"][0]
         settings = generation_settings(
             task,
@@ -257,7 +257,7 @@ def fetch_first(
         write_data(
             path,
             task,
-            lambda rows, **_: process.call(url, "rows", number, int(rows[0]), int(rows[-1]) + 1),
+            lambda rows, **_: process.call(url, "rows", 0, int(rows[0]), int(rows[-1]) + 1),
             settings,
             chunk=max(1, CHUNK_BYTES // data_bytes(task, 1, num_frames, resolution)),
             on_progress=on_progress,

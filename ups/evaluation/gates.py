@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ups.common.place import STAGES, TRANSIENT, make_target
+from ups.common.text import frames_ahead
 from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
@@ -243,8 +244,7 @@ def horizon_of(facts: Mapping[str, Any]) -> str:
     times = facts.get("times") or [0.0]
     if not (isinstance(until := times[-1], float) and until):
         return ""
-    num, unit = len(times), (facts.get("units") or {}).get("time") or "time units"
-    return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"
+    return f" (scored up to {frames_ahead(len(times), until, (facts.get('units') or {}).get('time'))})"
 
 
 def usability_of(task: Entry, ensembles: Entry | None) -> dict[str, Any]:
