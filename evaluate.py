@@ -35,7 +35,7 @@ from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.report import decisions, model_card, report, sections
+from ups.report import model_card, report, sections
 from ups.results import Entry, Results
 from ups.training.artifact import DONE, stage_config
 from ups.training.environment import describe_environment
@@ -102,7 +102,7 @@ def main() -> int:
             serves = validation.default_sampler(config.run_dir, name)
             serves = "starts" if residuals.head.is_deterministic else serves
             ensembles[name], shown[name] = transient.assess_transient(
-                ensemble.Ensembles(residuals, truths[name], samplers, seed, serves), settings
+                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings, serves
             )
             words = ensembles[name].facts["words"]
             words.append(validation.describe(config.run_dir, name))
@@ -118,7 +118,7 @@ def main() -> int:
 
     # ---- report
     folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
-    decided = decisions.decisions_of(folders, config.run_dir, ensembles)
+    decided = sections.decisions_of(folders, config.run_dir, ensembles)
     facts = {
         "run": config.run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -154,7 +154,7 @@ def main() -> int:
     for name, entry in results.steady.items():
         title = f"{name}: prior of partly observed coefficients"
         extra[title] = sections.steady_section(entry, shown[name])
-    extra["decisions"] = decisions.decisions_section(decided)
+    extra["decisions"] = sections.decisions_section(decided)
     with explained(directory, REPORT_BYTES, "run.root"):
         results.save(directory)
         report.write_report(results, samples, history, directory / "report.html", extra)

@@ -23,9 +23,9 @@ from torch import Tensor
 from bench import acceptance
 from ups.config.load import load_config, to_dict
 from ups.evaluation import transient
-from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
+from ups.evaluation.one_step import ranks_of_data
 from ups.evaluation.reference_ensembles import sample_exactly
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector

@@ -9,9 +9,9 @@ from test_base_selection import make_caches
 from test_fakes import ROLLOUTS, SETTINGS
 
 from bench.excitable import LEADS, TASK, without_kicks
-from ups.evaluation.checks import independence
 from ups.evaluation.claims import ENSEMBLE
 from ups.evaluation.gates import gate
+from ups.evaluation.one_step import independence
 from ups.evaluation.reference_ensembles import sample_exactly, sample_law
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble

@@ -24,7 +24,7 @@ from ups.evaluation.selected import in_words, numbers_in_words, outcome
 from ups.models.operator import load_operator
 from ups.models.warm import copy_head
 from ups.report import model_card
-from ups.report.decisions import decisions_of, decisions_section
+from ups.report.sections import decisions_of, decisions_section
 from ups.report.summary import paragraph
 from ups.results import Entry, Results
 from ups.select import (

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ups.evaluation.checks import independence, ranks_of_data, response
+from ups.evaluation.one_step import independence, ranks_of_data, response
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
 from ups.metrics.joint import JOINT, law_increments, score_joint

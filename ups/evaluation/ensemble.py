@@ -65,9 +65,8 @@ def load_samplers(
 
 
 def needs_many(entry: Entry, model: str) -> bool:
-    """Whether a model needs MANY evaluations per state. It is scored on the first cases alone: the corrector,
-    33 calls a frame, took half of a report, and its CRPS over that of exact samples is known to 1 % from 100
-    starts and to 2 % from 24."""
+    """Whether a model needs MANY evaluations per state and is scored on the first cases alone: the corrector,
+    33 calls a frame, took half of a report. 24 starts give its CRPS over that of exact samples to 2 %."""
     return (entry.number(model, "evaluations_per_state") or 0) > MANY
 
 
@@ -93,19 +92,10 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """All samplers of the residual of one task; `names`: those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: of the networks, with the corrector. serves: the model
-    whose samples users get.
+    residuals, truth: of the same cache. samplers: of the networks, with the corrector.
     """
 
-    def __init__(
-        self,
-        residuals: TransientResiduals,
-        truth: Truth,
-        samplers: dict[str, Sampler],
-        seed: int,
-        serves: str = "",
-    ):
-        self.serves = serves
+    def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
         self.residuals, self.truth, self.device, self.seed = residuals, truth, residuals.device, seed
         self.corrector = samplers["corrector"].network
         self.samplers = {"waves": Sampler(self.corrector, 0)} | samplers

@@ -120,7 +120,6 @@ def facts_of(head: TaskHead, truth: Truth, times: list[float], is_pooled: bool) 
         "parameter_ranges": head.facts.parameters,
         "base": head.facts.base["kind"],
         "network_is_used": head.is_network_used,
-        "network_weight": head.facts.network_weight,
         "selection": head.facts.selection,
         "equation": task.equation,
         "found": head.findings(),

@@ -167,8 +167,7 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
-    """Gates of the corrector, the students or the network trained by scores. With those of the corrector's
-    stage come those of the model that serves users, if no stage has trained it."""
+    """Gates of a stage's samplers; with the corrector's, those of what serves if no stage has trained it."""
     serves = entry.facts.get("serves")
     is_extra = stage == TRANSIENT[0] and serves in entry.models() and serves not in TRAINED
     for model in [*STAGES[stage].trained_samplers, *([serves] if is_extra else [])]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import (
     CHEAP,
     Ensembles,
@@ -20,7 +19,7 @@ from ups.evaluation.ensemble import (
     needs_many,
     rollouts,
 )
-from ups.evaluation.one_step import ONE_STEP, STUDENTS, assess_one_step
+from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, independence
 from ups.evaluation.reference_ensembles import (
     EXACT,
     reference_ensembles,
@@ -52,8 +51,10 @@ CURVE_METRICS = ("crps", "trajectory_score", "spectrum")
 CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
 
 
-def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[Entry, dict[str, Any]]:
-    """The task's entry, and the sample for the report."""
+def assess_transient(
+    ensembles: Ensembles, settings: EvaluateConfig, serves: str = ""
+) -> tuple[Entry, dict[str, Any]]:
+    """The task's entry, and the sample for the report. serves: the model whose samples users get."""
     truth, seed = ensembles.truth, ensembles.seed
     cache, task = truth.cache, truth.task
     rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
@@ -61,7 +62,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
-    facts = {"split": truth.split, "times": times, "setting": setting, "serves": ensembles.serves}
+    facts = {"split": truth.split, "times": times, "setting": setting, "serves": serves}
     entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
@@ -88,7 +89,6 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         )
 
     for model in ensembles.names:
-        note(f"{task.name}: time of {model}")
         entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
     forecasts |= reference_ensembles(ensembles, settings, num_frames)
@@ -102,7 +102,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         if model not in ensembles.names:
             entry.add(model, cost)
         members_of[model] = members[0].numpy()
-        if model in ("exact", ensembles.serves) or model not in UNTRAINED:
+        if model in ("exact", serves) or model not in UNTRAINED:
             again = None
             if law is None:
                 again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
@@ -122,7 +122,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     crps = {model: entry.number(model, "crps") for model in NOT_LEARNT if model in scores}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     entry.facts["best_cheap"] = cheap
-    for one, other in compared([*scores], cheap, ensembles.serves):
+    for one, other in compared([*scores], cheap, serves):
         ratios = compare_common(scores[one], scores[other], resamples)
         entry.add(f"{one} / {other}", ratios)
         if other == "exact":
@@ -162,9 +162,8 @@ def second_ensemble(
 
 
 def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, str]]:
-    """Pairs of models: trained ones and the one that serves with the best cheap ensemble, the operator and
-    linear-Gaussian waves; all with exact samples; students with their teacher and the network trained by
-    scores."""
+    """Pairs of models: trained ones and what serves with the best cheap ensemble, operator and linear waves;
+    all with exact samples; students with their teacher and the network trained by scores."""
     trained = [
         (model, other)
         for model in names
@@ -198,17 +197,10 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
     truth, every = ensembles.truth, rows
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
-    u = {
-        model: rollouts(
-            ensembles,
-            model,
-            rows[: LONG_FEW if needs_many(entry, model) else None],
-            num_frames,
-            LONG_MEMBERS,
-        )
-        for model in ensembles.names
-        if model == "operator" or model not in CHEAP
-    }
+    u, trained = {}, [model for model in ensembles.names if model == "operator" or model not in CHEAP]
+    for model in trained:
+        some = rows[: LONG_FEW if needs_many(entry, model) else None]
+        u[model] = rollouts(ensembles, model, some, num_frames, LONG_MEMBERS)
     entry.add("", {"frames": num_frames, "members": len(rows) * LONG_MEMBERS}, "long")
     for model, members in u.items():
         is_inside = members.abs().flatten(2).amax(2) <= limit[: len(members)]  # of no NaN
@@ -227,12 +219,9 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
         entry.add(model, {key: number(value) for key, value in found.items()}, "long")
 
 
-# ---- scores over the number of network evaluations per state
-#     corrector   one Euler step, then 1, 2, 4, ... midpoint steps of two evaluations, up to those of training
-#     student     one and two evaluations, the numbers that it is trained for
-#     scoring     one evaluation
-# The starts are the first of those of the whole comparison, with the same noise, so only the corrector with
-# fewer steps is sampled again.
+# ---- scores over the number of network evaluations per state, from the first starts of the whole comparison
+# with the same noise, so only the corrector is sampled again: with one Euler step, then 1, 2, 4, ... midpoint
+# steps of two evaluations, up to those of training
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ An entry is one of ups.results; the form of a sample is in ups.report.figures an
 figures and models that an entry does not have are not shown; null is a dash.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,20 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from ups.common.files import DamagedError
+from ups.common.place import make_target
 from ups.common.text import file_stem, number
 from ups.evaluation.gates import horizon_of
+from ups.generative.validation import validated_samplers
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
 from ups.report import drawing, figures, figures_ensemble
 from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered, render
 from ups.results import OBSERVED, Entry
+from ups.select import Decision, select_sampler
 from ups.tasks import in_unit
+from ups.training.artifact import read_stage
 
 TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
 ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
@@ -44,6 +49,8 @@ CLIMATE = {
     "distance": "distance of values, standard deviations",
     "memory": "memory over the truth's",
 }
+DECIDED = ("question", "chosen", "its score", "others", "rule", "trajectories")
+NUM_OTHERS = 4  # in a row of the table of decisions
 GROWTH = (("nRMSE over the rollout", "error_growth", "log"),)
 
 
@@ -279,3 +286,38 @@ def steady_section(entry: Entry, sample: dict) -> Markup:
         is_map=len(sample.get("axes", ())) > 1,
         **_steady_table(entry),
     )
+
+
+def decisions_of(folders: Mapping[str, Path], run: Path, tasks: Iterable[str]) -> list[Decision]:
+    """The decisions of finished stages (stage -> folder), as their config.json has them, and those on the
+    samplers of `tasks` in a run. Stages of older versions have none."""
+    found = []
+    for stage, folder in folders.items():
+        records = read_stage(folder, stage).description.get("decisions", [])
+        try:
+            found += map(Decision.read, records)
+        except (TypeError, ValueError) as error:
+            raise DamagedError(
+                f"{folder}/config.json has no readable decisions ({error!s:.100}); expected those that this "
+                f"version writes. Take another copy of the stage, or run {make_target(stage)} again."
+            ) from error
+    samplers = {name: validated_samplers(run, name) for name in tasks}
+    return found + [select_sampler(name, scores) for name, scores in samplers.items() if scores]
+
+
+def decisions_section(decisions: Sequence[Decision]) -> Markup:
+    """The questions, what was chosen over what, and the rules."""
+    rows = [
+        Row(
+            one.question,
+            [
+                one.chosen,
+                dict(zip(("value", "low", "high"), one.candidates[one.chosen], strict=True)),
+                "; ".join(map(one.words, one.others[:NUM_OTHERS])),
+                one.rule,
+                one.rows,
+            ],
+        )
+        for one in decisions
+    ]
+    return render("decisions.html", head=DECIDED, rows=rows)
