@@ -14,7 +14,6 @@ Writes: RUN/report/ (report-val/): results.csv and .json, report.html, figures/,
 Expected (configs/small.yaml): the numbers are in the README.
 """
 
-import itertools
 import json
 import sys
 import time
@@ -25,10 +24,12 @@ import torch
 from ups.commands.stages import bench_rows, evaluated_operator, report_parents, report_record, why_report
 from ups.common.files import explained, value_hash, write_sealed
 from ups.common.place import TRANSIENT
+from ups.common.progress import Bar, note
 from ups.common.user_solver import solvers_of
 from ups.config.command import parse_arguments, run_script
 from ups.config.load import to_dict
 from ups.evaluation import break_even, ensemble, forecast, gates, steady, transient, truth
+from ups.evaluation.break_even import train_seconds
 from ups.forecaster import Forecaster
 from ups.generative import validation
 from ups.generative.corrector import load_corrector
@@ -66,44 +67,54 @@ def main() -> int:
     operator = load_operator(folder, device, solvers_of(config))
     trained_config = stage_config(folder, trained)
 
+    corrected, conditioned = (
+        config.reported_stages[name] if name in stages else [] for name in ("diffusion", "steady")
+    )
+    num_parts = 2 * len(truths) + len(corrected) + len(conditioned) + 1  # of unequal length
+    bar = Bar("report", num_parts, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
+
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
     for name, known in truths.items():
+        note(f"forecasts of {name}")
         started = time.perf_counter()
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         for model, row in others[name].items():
             tasks[name].add(model, row)
-        print(f"{name}: {in_words(tasks[name])}, in {time.perf_counter() - started:.1f} s", flush=True)
+        finish(bar, f"{name}: {in_words(tasks[name])}, in {time.perf_counter() - started:.1f} s")
 
     # ---- break-even
     log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     history = [json.loads(line) for line in log.splitlines()]
     for name, known in truths.items():
+        note(f"{name}: time of its solver")
         entry = tasks[name]
         break_even.assess_break_even(entry, operator, known, config, folder, train_seconds(history))
-        print(f"{name}: {entry.facts['break_even']['words']}", flush=True)
+        finish(bar, f"{name}: {entry.facts['break_even']['words']}")
 
     # ---- ensembles
     ensembles, priors, shown = {}, {}, {}
-    if "diffusion" in stages:
+    if corrected:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
-        for name in config.reported_stages["diffusion"]:
+        for name in corrected:
             residuals = TransientResiduals(operator, truths[name].cache)
+            serves = validation.default_sampler(config.run_dir, name)
+            serves = "starts" if residuals.head.is_deterministic else serves
             ensembles[name], shown[name] = transient.assess_transient(
-                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
+                ensemble.Ensembles(residuals, truths[name], samplers, seed, serves), settings
             )
             words = ensembles[name].facts["words"]
             words.append(validation.describe(config.run_dir, name))
-            print(*words, sep="\n", flush=True)
-    if "steady" in stages:
+            finish(bar, *words)
+    if conditioned:
         prior = load_corrector(config.run_dir / "steady", device, operator)
-        for name in config.reported_stages["steady"]:
+        for name in conditioned:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown[name] = steady.assess_steady(residuals, prior, truths[name], settings, seed)
-    print(
-        f"stages beyond the operator: {', '.join(stages) or 'none, so the report is on the operator alone'}"
-    )
+            finish(bar, *priors[name].facts["words"])
+    beyond = ", ".join(stages) or "none, so the report is on the operator alone"
+    bar.write(f"stages beyond the operator: {beyond}", file=sys.stdout)
 
     # ---- report
     folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
@@ -136,6 +147,7 @@ def main() -> int:
     }
     results = Results(facts, tasks, ensembles, priors)
     facts |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
+    note("figures")
     extra = {"break-even": sections.break_even_section(results.tasks)}
     for name, entry in results.ensembles.items():
         extra[f"{name}: ensembles"] = sections.ensemble_section(entry, shown[name])
@@ -150,6 +162,8 @@ def main() -> int:
             model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
+    finish(bar)
+    bar.close()
     print(*[f"{name}: {entry['words']}" for name, entry in facts["usability"].items()], sep="\n")
     failed = [gate for gate in facts["gates"] if not gate["passed"]]
     for gate in failed:
@@ -164,6 +178,13 @@ def main() -> int:
     return 0
 
 
+def finish(bar: Bar, *lines: str) -> None:
+    """Print lines above the bar, and count a part as done."""
+    bar.write("\n".join(lines), file=sys.stdout, end="\n" * bool(lines))
+    sys.stdout.flush()
+    bar.update()
+
+
 def in_words(task: Entry) -> str:
     """The operator's error on a task, with the horizon of the forecasts."""
     error = task.value("operator", gates.error_of(task))
@@ -171,19 +192,6 @@ def in_words(task: Entry) -> str:
     return (
         f"nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
         f"{task.number('', 'num_trajectories')} trajectories{gates.horizon_of(task.facts)}"
-    )
-
-
-def train_seconds(history: list[dict]) -> float:
-    """Wall-clock seconds in the training loop, from the log lines with a rate."""
-    rated = [line for line in history if "steps_per_s" in line]
-    steps = itertools.pairwise([0, *(line["step"] for line in rated)])
-    return round(
-        sum(
-            (now - before) / max(line["steps_per_s"], 1e-9)
-            for (before, now), line in zip(steps, rated, strict=True)
-        ),
-        1,
     )
 
 

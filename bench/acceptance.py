@@ -236,8 +236,6 @@ def corrector(entry: Entry) -> Iterator[tuple]:
     )
     # refuse spreads that are right on average and wrong at every start
     yield "2b spread/skill one step ahead, all starts", entry.value("corrector", "ssr", one), 0.9, 1.1
-    found = entry.value("", "ssr_of_64_steps", one)
-    yield "2b spread/skill one step ahead, 64 sampler steps", found, 0.9, 1.1
     slack = 0.05 if has_law else 0.1  # where the law is known, the closer bound
     for case in entry.cases(START):
         first, last = case.removeprefix(START).split("-")

@@ -351,7 +351,7 @@ class Trainer:
             return channels_last(p.normalise(p.step(last, parameters)[:, None]), p.ndim)[:, 0].to(self.device)
 
         u = rollout(
-            lambda shown: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history
+            lambda shown, _: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history
         )
         return p.denormalise(u.movedim(-1, 2).to(given.device))
 

@@ -47,13 +47,13 @@ from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.models.assimilation import estimated, trajectory
+from ups.models.assimilation import estimated
 from ups.models.base_selection import Shortlist, cause_of_errors, fitted_candidates, select_base
 from ups.models.bases import equation
 from ups.models.bases.base import field_units
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
-from ups.select import NOISE
+from ups.select import MEASUREMENT
 from ups.training.environment import describe_environment
 from ups_discovery.terms import Term
 from ups_discovery.units import unit_of
@@ -211,15 +211,15 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         def error(head: TaskHead, num_frames: int) -> float:
             start = estimated(head, w, raw) if num_frames > head.history else w[:, -head.history :]
             with torch.no_grad():
-                frames = trajectory(head, start, head.parameter_batch(raw), head.history + u_ref.shape[1])
-            u_pred = head.codec.denormalise(frames[:, head.history :]).double()
+                frames = head.base_frames(start, head.parameter_batch(raw), u_ref.shape[1], is_alone=True)
+            u_pred = head.codec.denormalise(frames).double()
             space = (0, *range(2, u_ref.ndim))
             square = (u_pred - u_ref).square().mean(space) / u_ref.square().mean(space)
             return float(square.sqrt().mean())
 
         true = true_head(head, FILMS[name])
         return {
-            **({"is_deterministic": cause.chosen == NOISE} if cause else {}),
+            **({"is_deterministic": cause.chosen == MEASUREMENT} if cause else {}),
             "start_frames": head.start_frames,
             "base": head.facts.base["name"],
             "context": context,

@@ -33,7 +33,7 @@ from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator
 from ups.models.windows import Windows
-from ups.select import NETWORK_WEIGHTS, NOISE, SELECTION_FACTOR, pooled, select_network
+from ups.select import MEASUREMENT, NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
@@ -70,7 +70,7 @@ def fit_bases(
 
     head, decisions = shortlist.select()
     if cause := cause_of_errors(head, cache, context, seed):
-        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
     return head, shortlist.scores[decisions[0].chosen]
 
 

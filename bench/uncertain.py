@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.acceptance import extreme
-from evaluate import train_seconds
+from ups.evaluation.break_even import train_seconds
 from ups.report.report import check_results
 from ups.report.tables import label, markdown_table
 from ups.results import FACTS, Entry, Interval, Results, load

@@ -11,7 +11,6 @@ if "UPS_TEST_GPU" not in os.environ:  # `make test-gpu` sets it; else tests use 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
-import torch
 
 gc.disable()  # while tests are imported and collected: 9 processor seconds in place of 15
 LONGEST = (  # files above 10 s of one core in a half, the longest first
@@ -27,6 +26,8 @@ LONGEST = (  # files above 10 s of one core in a half, the longest first
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
+    import torch  # not above: the process that starts the workers runs no test, and they wait for it
+
     torch.set_num_threads(1)
     gc.enable()
     gc.freeze()  # else every collection, as at the end of a stage, looks at all imports and tests: 0.3 s

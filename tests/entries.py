@@ -15,12 +15,13 @@ def entry_of(section: str, facts: dict[str, Any] | None = None, name: str = "t",
     return entry
 
 
-def place(entry: Entry, model: str, other: str) -> None:
-    """Put all figures of a model in the place of another's, also its ratios."""
+def place(entry: Entry, model: str, other: str, into: Entry | None = None) -> None:
+    """Put all figures of a model in the place of another's, also its ratios; into: of another entry."""
+    into = into or entry
     for (case, name, metric, by_lead), rows in [*entry.numbers.items()]:
         if name == model or name.startswith(f"{model} / "):
             new = other + name.removeprefix(model)
-            entry.numbers[case, new, metric, by_lead] = [row._replace(model=new) for row in rows]
+            into.numbers[case, new, metric, by_lead] = [row._replace(model=new) for row in rows]
 
 
 def drop(entry: Entry, **columns: str) -> None:

@@ -16,7 +16,7 @@ from test_gates import entry
 from bench import acceptance
 from ups.common.files import file_hash, write_sealed
 from ups.evaluation import one_step as steps
-from ups.evaluation.ensemble import Windows
+from ups.evaluation.ensemble import SampledWindows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import moments_against, split_distances, summarise_exact
 from ups.metrics.intervals import Resamples
@@ -66,7 +66,7 @@ def assess(entry: Entry, kinds: dict[str, str], truth: torch.Tensor, num_exact: 
             source.decode(drawn("right", key, members=num)[:count]) if num_exact else None
             for key, num in ((98, num_exact), (97, num_members))
         )
-        return Windows(
+        return SampledWindows(
             draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law, exact
         )
 

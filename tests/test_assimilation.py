@@ -36,18 +36,25 @@ CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1
 class Codec:
     fields, std = ("u",), torch.tensor([2.0])
 
-    def held(self, w):
+    def masked(self, w):
         return w
 
 
 def head_of(next_frame, history=1):
     """A head without a cache, of one field on CELLS cells whose next frame is a function of the last ones."""
+
+    def base_frames(u, parameters, num_frames, is_alone):
+        frames = [*u.unbind(1)]
+        for _ in range(num_frames):
+            frames.append(next_frame(torch.stack(frames[-history:], 1)))
+        return torch.stack(frames[history:], 1)
+
     return SimpleNamespace(
         history=history,
         codec=Codec(),
         task=SimpleNamespace(ndim=1),
         facts=SimpleNamespace(noise={"u": 2.0 * SIGMA}),
-        next_frame=lambda u, parameters, is_alone: next_frame(u),
+        base_frames=base_frames,
         parameter_batch=lambda raw: None,
     )
 
@@ -185,7 +192,7 @@ def test_noise_in_the_dynamics_is_not_taken_for_noise_of_measurement(chain, clea
     kicked = kicked + NOISE * clean.std() * np.random.default_rng(1).standard_normal(clean.shape)
     cache = opened(tmp_path, kicked)[1]
     assert "noise" in cache.header
-    assert cause_of_errors(chain[2].head("film"), cache, 10, 0).chosen != select.NOISE
+    assert cause_of_errors(chain[2].head("film"), cache, 10, 0).chosen != select.MEASUREMENT
 
 
 @pytest.mark.parametrize("is_tried", [True, False])
@@ -207,9 +214,9 @@ def test_a_start_that_is_no_better_is_not_estimated(chain):
     _, cache, operator = chain
     head, base = operator.head("film"), operator.head("film").base
     one = Shortlist(cache, 1, 0).evaluate("one frame", head).head
-    assert one.facts.start_frames is None and cause_of_errors(one, cache, 1, 0).chosen == select.NOISE
+    assert one.facts.start_frames is None and cause_of_errors(one, cache, 1, 0).chosen == select.MEASUREMENT
     head.base = Persistence()
     head.base.has_tangent = True
     one = Shortlist(cache, 10, 0).evaluate("persistence", head).head
-    assert one.facts.start_frames == 0 and cause_of_errors(one, cache, 10, 0).chosen != select.NOISE
+    assert one.facts.start_frames == 0 and cause_of_errors(one, cache, 10, 0).chosen != select.MEASUREMENT
     head.base = base

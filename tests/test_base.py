@@ -242,7 +242,7 @@ def test_a_propagator_predicts_each_row_as_alone_and_as_the_product_of_its_modes
     index = torch.tensor([0, 1, 1, 0, 1])
     parameters = ParameterBatch(torch.zeros(5, 1), index, forcing=noise(5, 2, 1, 4, 6, seed=1))
     together = base(u, parameters)
-    monkeypatch.setattr("ups.models.bases.propagator.BLOCK_BYTES", 1)
+    monkeypatch.setattr("ups.models.bases.propagator.WEIGHT_BYTES", 1)
     assert torch.equal(base(u, parameters), together)
     start, phi = base.start_and_terms(u, parameters)
     weight = base.weight_real + (1j * base.weight_imag if boundary == PERIODIC else 0)

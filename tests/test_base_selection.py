@@ -22,8 +22,9 @@ from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
+from ups.evaluation.truth import Truth, open_truth
 from ups.models import base_selection
-from ups.models.base_selection import base_error, base_scores, fitted_candidates, select_base
+from ups.models.base_selection import base_error, base_scores, fitted_candidates, fitted_state, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
@@ -35,6 +36,7 @@ from ups.models.head_setup import (
     residual_scale,
 )
 from ups.models.loss import squared_errors
+from ups.models.operator import Operator
 from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 from ups_discovery.units import widened
@@ -62,6 +64,19 @@ def make_caches(root: Path, *overrides: str) -> Config:
     arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
     assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
     return load_config(ROOT / "configs" / "smoke.yaml", overrides)
+
+
+def base_alone(root: Path, name: str, *overrides: str) -> tuple[Config, Truth, Operator]:
+    """The configuration of one task, its truth, and an operator that is the selected base alone."""
+    small = "operator.base_steps=20 operator.model.width=16 operator.model.depth=1"
+    few = [f"data.tasks=[{name}]", *small.split(), "operator.train.precision='no'"]
+    config = make_caches(root, *few, *overrides)
+    truth = open_truth(config, name)
+    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    made = {"description": head.facts.described()}, fitted_state(head)
+    operator = build_operator({name: made}, config.operator.model, "no").eval().requires_grad_(False)
+    operator.head_for(truth.cache)
+    return config, truth, operator
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +201,12 @@ def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, fac
 
     error, squares = found()
     together, bound = len(taken), 2 * frame * cache.num_frames + frame - 1  # small fields go together
-    monkeypatch.setattr("ups.data.cache.BLOCK_BYTES", bound)
+    monkeypatch.setattr("ups.data.cache.DECODE_BYTES", bound)
     error_of_parts, squares_of_parts = found()
     assert max(taken) <= bound and together <= 3 < len(taken) and squares_of_parts.shape == squares.shape
     assert error_of_parts == pytest.approx(error, rel=1e-5)
     torch.testing.assert_close(squares_of_parts, squares, rtol=1e-4, atol=1e-9)
-    monkeypatch.setattr("ups.data.cache.BLOCK_BYTES", 1)  # one trajectory is more: alone
+    monkeypatch.setattr("ups.data.cache.DECODE_BYTES", 1)  # one trajectory is more: alone
     assert [len(some) for some in cache.row_blocks(rows, cache.num_frames, 3)] == [1] * 7
 
 
@@ -423,7 +438,7 @@ def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch
     beyond = torch.full((2, head.codec.num_channels, *head.codec.space), 50.0)
     monkeypatch.setattr(head.base, "forward", lambda u, parameters: beyond)
     u = beyond.new_zeros(2, head.history, head.input_codec.num_channels, *head.input_codec.space)
-    base = head.base_frames(u, head.parameter_batch(cache.parameters[:2]))
+    base = head.base_frames(u, head.parameter_batch(cache.parameters[:2]), 1)
     for found in (base, head.constrained(beyond[:, None], u[:, -1])):
         assert bool(found.amin() > 49) == head.task.is_steady
 

@@ -21,7 +21,7 @@ from ups.data.pdebench import open_data
 from ups.models.constraints import densities
 from ups.tasks import Finding, get_task
 from ups_solvers import SOLVERS, compressible, gas
-from ups_solvers.compressible import Waves, random_1d, random_fields, shock_tube, turbulence
+from ups_solvers.compressible import RandomWaves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups_solvers.initial import cell_centres, random_stream
 from ups_solvers.processes import solve
@@ -456,7 +456,7 @@ def test_shock_tubes_jump_where_their_right_values_say():
 
 @pytest.mark.parametrize(("ndim", "n", "power"), [(2, 32, 1.0), (3, 12, 2.0)])
 def test_waves_have_the_documented_spectrum(ndim, n, power):
-    fields = Waves(random_stream(3, 0), 300, ndim)(n)
+    fields = RandomWaves(random_stream(3, 0), 300, ndim)(n)
     axes = tuple(range(1, ndim + 1))
     found = torch.fft.fftn(fields, dim=axes, norm="forward").abs().square().mean(0)
     k = torch.stack(torch.meshgrid(*[torch.fft.fftfreq(n, 1 / n).double()] * ndim, indexing="ij"))
@@ -464,9 +464,9 @@ def test_waves_have_the_documented_spectrum(ndim, n, power):
     assert found[~is_wave].max() < 1e-25
     ratio = found[is_wave] * k.square().sum(0)[is_wave].sqrt() ** power
     assert abs(float(ratio.mean()) / 0.5 - 1) < 0.02 and float((ratio / 0.5 - 1).abs().max()) < 0.35
-    fine = Waves(random_stream(3, 0), 2, ndim)(3 * n)  # has every centre of the coarse grid
+    fine = RandomWaves(random_stream(3, 0), 2, ndim)(3 * n)  # has every centre of the coarse grid
     torch.testing.assert_close(
-        fine[(slice(None), *[slice(1, None, 3)] * ndim)], Waves(random_stream(3, 0), 2, ndim)(n)
+        fine[(slice(None), *[slice(1, None, 3)] * ndim)], RandomWaves(random_stream(3, 0), 2, ndim)(n)
     )
 
 

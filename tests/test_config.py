@@ -163,16 +163,6 @@ def test_a_section_and_an_override_say_only_what_differs(tmp_path):
     assert set(config.task) == {"cfd1d", *read_yaml(DEFAULT)["task"]}
 
 
-def test_default_yaml_repeats_nothing_that_a_task_knows():
-    repeated = [
-        f"{name}.{key}"
-        for name, section in read_yaml(DEFAULT)["task"].items()
-        for key, value in section.items()
-        if value == TASKS[name].settings[key]
-    ]
-    assert not repeated
-
-
 def test_a_section_of_an_unknown_task_is_refused(tmp_path):
     said = refusal(overlay="task: {bugers1d: {patch: 8}}", tmp_path=tmp_path)
     assert "unknown task 'bugers1d'; did you mean 'burgers1d'?" in said

@@ -29,7 +29,7 @@ from ups.generative.corrector import (
     largest_mode,
     load_corrector,
 )
-from ups.generative.diffusion import NOISE, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, diffusion_loss, sample, sample_angles
 from ups.generative.fitting import check_statistics
 from ups.generative.student import (
     MID_EVERY,
@@ -512,7 +512,7 @@ def test_a_path_from_its_middle_has_the_same_end(mid_angle, steps, turn):
     assert mid_step(mid_angle, steps) == turn
     passed, end = solve_path(flow(condition), x, steps, turn)
     torch.testing.assert_close(end, sample(flow(condition), x, steps), rtol=0, atol=0)
-    rest = sample(flow(condition), passed, steps - turn, NOISE * (1 - turn / steps))
+    rest = sample(flow(condition), passed, steps - turn, PURE_NOISE * (1 - turn / steps))
     torch.testing.assert_close(end, rest, rtol=1e-4, atol=1e-5)
 
 
@@ -526,7 +526,7 @@ def test_one_row_in_four_starts_at_mid_angle_on_every_process():
     seen = torch.zeros(8)
     for step in steps:
         x, angle = whole.pairs(step, 1.1)
-        is_mid = angle < NOISE
+        is_mid = angle < PURE_NOISE
         assert is_mid.sum() == 2 and torch.equal(x, torch.where(is_mid[:, None], passed, start))
         assert angle.dtype == torch.float32 and torch.equal(angle[is_mid], torch.full((2,), 1.1))
         for place, both in enumerate(zip(*(half.pairs(step, 1.1) for half in halves), strict=True)):
@@ -541,7 +541,7 @@ def test_the_pair_loss_weighs_whitened_and_scaled_differences_equally():
     y, size = noise(6, 4), torch.tensor([2.0, 1e-3, 1e-3, 1e-3])
 
     def loss_with(error, size):  # f = -F at pi/2
-        return endpoint_loss(lambda x, angle: -(y + error), 0 * y, torch.full((6,), NOISE), y, size)
+        return endpoint_loss(lambda x, angle: -(y + error), 0 * y, torch.full((6,), PURE_NOISE), y, size)
 
     small, large = torch.tensor([0.0, 1, 0, 0]), torch.tensor([1.0, 0, 0, 0])
     torch.testing.assert_close(loss_with(small, 1.0), loss_with(large, 1.0))

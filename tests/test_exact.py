@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from entries import drop, entry_of, place
-from test_base_selection import make_caches
+from test_base_selection import base_alone
 from torch import Tensor
 
 from bench.acceptance import Row, exact
@@ -20,13 +20,10 @@ from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import ensemble_gates, usability_of
 from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, reference_ensembles, sample_exactly
-from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
 from ups.metrics.joint import score_joint
-from ups.models.base_selection import fitted_state, select_base
-from ups.models.head_setup import build_operator
 from ups.results import Entry
 from ups.tasks import TASKS, get_task
 from ups_solvers import SOLVERS
@@ -179,22 +176,12 @@ def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_its_error(j
 def world(tmp_path_factory):
     """(truth, ensembles without networks) of a forced task at two viscosities, its operator a base alone."""
     name = "burgers1d_forced"
-    config = make_caches(
+    config, truth, operator = base_alone(
         tmp_path_factory.mktemp("exact"),
-        f"data.tasks=[{name}]",
-        "operator.base_steps=20",
-        "operator.model.width=16",
-        "operator.model.depth=1",
-        "operator.train.precision='no'",
+        name,
         f"task.{name}={{num_trajectories: 20, resolution: 16, num_frames: 16, t_end: 0.75, "
         "parameters: [0.02, 0.1], base: [persistence, propagator]}",
     )
-    truth = open_truth(config, name)
-    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = build_operator(
-        {name: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
-    )
-    operator.eval().requires_grad_(False).head_for(truth.cache)
     return (
         config,
         truth,

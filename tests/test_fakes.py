@@ -17,24 +17,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from entries import place
-from test_base_selection import make_caches
+from test_base_selection import base_alone
 from torch import Tensor
 
 from bench import acceptance
 from ups.config.load import load_config, to_dict
-from ups.evaluation import by_evaluations, transient
+from ups.evaluation import transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
 from ups.evaluation.reference_ensembles import sample_exactly
-from ups.evaluation.truth import open_truth
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.models.base_selection import fitted_state, select_base
-from ups.models.head_setup import build_operator
 from ups.results import Entry
 from ups_solvers import burgers_forced
 
@@ -135,22 +132,12 @@ def world(tmp_path_factory):
     """(ensembles, entry with exact draws as corrector and students, and every fake)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(burgers_forced, "SPIN", 0.2)  # a state is as good as another here
-        config = make_caches(
+        config, truth, operator = base_alone(
             tmp_path_factory.mktemp("fakes"),
-            f"data.tasks=[{NAME}]",
-            "operator.base_steps=20",
-            "operator.model.width=16",
-            "operator.model.depth=1",
-            "operator.train.precision='no'",
+            NAME,
             f"task.{NAME}={{num_trajectories: 600, resolution: {CELLS}, num_frames: 20, t_end: {19 * DT}, "
             f"parameters: [{NU}], reserve: 0.5, base: [propagator]}}",
         )
-    truth = open_truth(config, NAME)
-    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = build_operator(
-        {NAME: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
-    )
-    operator.eval().requires_grad_(False).head_for(truth.cache)
     source = TransientResiduals(operator, truth.cache)
     network = (
         Corrector(
@@ -236,9 +223,9 @@ def test_scores_over_evaluations_end_at_those_of_the_report(world):
 
     assert curve("corrector", "evaluations") == [1, 2, 4, 8] and curve("student", "evaluations") == [1, 2]
     assert curve("exact", "evaluations") == [0]
-    assert entry.number("", "starts", "evaluations") == by_evaluations.STARTS
+    assert entry.number("", "starts", "evaluations") == transient.CURVE_STARTS
     for model in entry.models("evaluations"):
-        for metric in by_evaluations.METRICS:
+        for metric in transient.CURVE_METRICS:
             assert len(curve(model, metric)) == len(curve(model, "evaluations"))
     assert len(set(curve("corrector", "crps"))) == 1 and curve("exact", "crps") == [1.0]
     assert abs(curve("corrector", "crps")[0] - 1) < 0.1

@@ -18,6 +18,7 @@ from ups.data.download import Patience
 from ups.data.first import fetch_first
 from ups.data.pdebench import made_with, open_data
 from ups.tasks import TASKS
+from ups.userdata.readers import budget
 
 NAME, MD5 = "1D_Advection_Sols_beta0.4.hdf5", "0" * 32
 NUM, FRAMES, CELLS = 60, 21, 1024
@@ -93,7 +94,7 @@ def in_process(monkeypatch, code):
 def small_blocks(monkeypatch):
     """A request for every trajectory, which counts as done by itself."""
     monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    in_process(monkeypatch, "from ups.data import first\nfirst.BLOCK_BYTES = 2**12")
+    in_process(monkeypatch, "from ups.data import first\nfirst.REQUEST_BYTES = 2**12")
 
 
 def test_hdf5_objects_are_not_collected_by_the_thread_that_reads(served, tmp_path, monkeypatch):
@@ -129,7 +130,7 @@ first.answered, urllib.request.urlopen = with_garbage, collecting
             r"ended the process that reads it \(SIGSEGV\); expected",
         ),
         ("first.Trajectories.read", "os._exit(0)", r"ended the process that reads it \(exit code 0\)"),
-        ("first.describe", "exec('while True: pass')", "needs too long; expected that it is open within 3 s"),
+        ("first.describe", "exec('while True: pass')", "needs too long; expected that it is open within 1 s"),
         ("first.Trajectories.read", "bytearray(2**30)", r"needs more than 256 MiB .*\(MemoryError\)"),
     ],
 )
@@ -138,7 +139,11 @@ def test_a_file_of_a_server_that_ends_its_reader_is_one_line(
 ):
     """What an attack on HDF5 could do ends in the process that reads, whether the header or the numbers of
     the file do it, and no file with the name of a complete one is left."""
-    bad = f"import os\nfrom ups.data import first\ndef bad(*_, **__):\n    {fault}\n{when} = bad"
+    bad = (
+        "import os\nfrom ups.data import first\nfrom ups.userdata.readers import budget\nbudget.SECONDS = 1\n"
+        f"def bad(*_, **__):\n    {fault}\n{when} = bad"
+    )
+    monkeypatch.setattr(budget, "SECONDS", 1)
     in_process(monkeypatch, bad)
     server, _ = served
     with pytest.raises(ValueError, match=f"api/1 {words}") as error:
@@ -181,7 +186,7 @@ def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(s
     data = open_data(path, "advection1d")
     assert np.array_equal(data.read(0, 4)[:, :, 0], u[:4]) and data.num_trajectories == 4
     assert data.parameter == 0.4 and data.dt == pytest.approx(0.1, rel=1e-6)
-    assert server.sent < 4 * ROW + 2 * first.BLOCK_BYTES < len(server.content) / 4
+    assert server.sent < 4 * ROW + 2 * first.REQUEST_BYTES < len(server.content) / 4
     with h5py.File(path) as file, h5py.File(tmp_path / "whole.hdf5") as source:
         for key in ("x-coordinate", "t-coordinate"):
             assert np.array_equal(file[key], source[key])

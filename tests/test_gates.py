@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from entries import drop, entry_of
+from entries import drop, entry_of, place
 from test_report import example, task_entry, waves
 
 from ups.common.place import STAGES
@@ -188,6 +188,31 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
 def test_a_fake_in_the_place_of_a_stage_fails(model, fake, claims):
     names = failed(results_with(entry(**{model: fake}), prior()))
     assert {f"{claim}/t/{model}" for claim in claims} <= names, names
+
+
+@pytest.mark.parametrize("serves", ["waves", "starts"])
+@pytest.mark.parametrize(
+    ("kind", "claims"),
+    [
+        ("right", set()),
+        ("mean", {"score", "spread", "coverage_50"}),
+        ("wide", {"score", "spread"}),
+        ("truth", {"spread", "nearest"}),
+    ],
+)
+def test_an_ensemble_that_no_stage_has_trained_has_gates_where_it_serves(serves, kind, claims):
+    made = entry()
+    place(entry(student_1=kind), "student_1", serves, made)
+
+    def gates() -> dict[str, bool]:
+        rows = check_gates(results_with(made), SETTINGS)
+        return {row["name"].split("/")[0]: row["passed"] for row in rows if row["name"].endswith(serves)}
+
+    assert not gates()
+    made.facts["serves"] = serves
+    assert gates().keys() >= {"finite", "score", "spread", "coverage_50", "nearest"}
+    assert {claim for claim, passed in gates().items() if not passed} >= claims
+    assert claims or all(gates().values())
 
 
 @pytest.mark.parametrize(

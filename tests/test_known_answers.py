@@ -5,7 +5,6 @@ Problems are random, but fixed in `make test`; UPS_TEST_SEED repeats a run. Teac
 checks of tests/known_answers.py, and each negative control fails the criterion made for it.
 """
 
-import itertools
 import math
 from functools import partial
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
 from ups.generative.student import ALPHA, endpoint_loss
 from ups.metrics.calibration import spread_skill
 from ups.metrics.proper import fair_crps
@@ -56,9 +55,8 @@ def test_the_sampler_multiplies_a_gaussian_by_the_product_of_its_steps(num_steps
 def line():
     """A teacher of N(mean, std^2), unwhitened, and its student."""
     draws = stream("line")
-    model = known.learn(
-        known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws)), "line", 600, scaled=False, width=64
-    )
+    problem = known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws))
+    model = known.learn(problem, "line", 600, scale_steps=0, width=64)
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 500)
 
 
@@ -95,7 +93,7 @@ def starts_of(model, *keys, angle=None):
 def angles_of_training(*keys):
     """4096 angles as a diffusion is trained at, every other one pure noise."""
     angle = sample_angles(4096, stream(*keys))
-    angle[::2] = NOISE
+    angle[::2] = PURE_NOISE
     return angle
 
 
@@ -126,14 +124,14 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
 def quantiles():
     """A teacher of a one-dimensional mixture of two normals, unwhitened, and its student."""
     problem = known.OneDimensional(known.Mixture.draw(stream("quantiles")))
-    model = known.learn(problem, "quantiles", 1000, scaled=False, width=64)
+    model = known.learn(problem, "quantiles", 1000, scale_steps=0, width=64)
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 800)
 
 
 def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     mixture = known.Mixture.draw(stream("T4"))
     draws = stream("T4", "starts")
-    angle = angles_of_training("T4", "angle").double().clamp(max=NOISE)
+    angle = angles_of_training("T4", "angle").double().clamp(max=PURE_NOISE)
     x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
     exact = mixture.endpoint(x, angle)
     errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
@@ -196,7 +194,9 @@ def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gauss
 
 @pytest.mark.faults
 def test_deterministic_conditions_get_neither_spread_nor_error():
-    model = known.learn(known.Gaussian.draw(stream("quiet"), quiet_share=0.3), "quiet", 800, width=64)
+    problem = known.Gaussian.draw(stream("quiet"), quiet_share=0.3)
+    # of 1190413515, 400 steps of the scale leave a mean that is wrong by 0.05 before the teacher begins
+    model = known.learn(problem, "quiet", 800, scale_steps=800, width=64)
     student = known.distill(model, known.build_pool(model, 2**13), "student", 400)
     draws = stream("T7")
     c = torch.stack([2 * torch.rand(512, generator=draws) - 1, torch.ones(512)], 1).repeat_interleave(2, 0)
@@ -223,8 +223,8 @@ def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
 
 @pytest.fixture(scope="module")
 def bimodal():
-    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 1000, width=64)
-    return model, known.distill(model, known.build_pool(model, 2**14), "student", 800)
+    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 1400, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 1200)
 
 
 @pytest.fixture(scope="module")
@@ -393,11 +393,9 @@ def check_rollout(problem, draw):
         z = z @ problem.a.float().T + problem.residuals(z, truth_draws)
         path.append(z)
 
-    leads = itertools.count()
-
-    def step(window):
+    def step(window, lead):
         z = window[:, -1]
-        return (z @ problem.a.float().T + draw(z, next(leads)))[:, None]
+        return (z @ problem.a.float().T + draw(z, lead))[:, None]
 
     members = rollout(step, start.repeat_interleave(MEMBERS, 0)[:, None], LEADS, 1)
     members = members.unflatten(0, (-1, MEMBERS))
@@ -459,7 +457,7 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
 
 @pytest.mark.faults
 def test_a_trained_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
-    model = known.learn(equation, "equation", 800, width=64)
+    model = known.learn(equation, "equation", 1200, width=64)
     assert not check_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))
 
 
@@ -483,7 +481,7 @@ def test_teacher_and_student_make_32_and_1_or_2_evaluations(bimodal):
     assert evaluations(student, lambda: model.from_student(student, c, noise, noise)) == 2
     # the teacher is not asked
     assert evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0
-    assert 0 < MID_ANGLE < NOISE
+    assert 0 < MID_ANGLE < PURE_NOISE
 
 
 @pytest.mark.faults

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, sample, sample_angles
 from ups.generative.law import ScaleMixture, Waves
 from ups_discovery.seeds import generator
 
@@ -71,7 +71,7 @@ def test_flow_and_map_without_a_network(steps):
         gaussian = quantiles(sample(lambda x, angle: waves.flow(x, angle, 0 * x), noise, steps))
         assert (gaussian[0] > 10 * quantiles(r)[0]).all() and (gaussian[3] < 0.7 * quantiles(r)[3]).all()
     else:
-        angle = torch.full((NUM,), NOISE)
+        angle = torch.full((NUM,), PURE_NOISE)
         rest = no_network(noise)
         for logit, scale in ((-40.0, NARROW), (40.0, WIDE)):
             rest[..., -1] = logit

@@ -13,7 +13,7 @@ from ups.generative.observation import (
     COVERAGE,
     FACTS,
     KIND_FRACTIONS,
-    NOISE,
+    NOISY_STD,
     Observation,
     as_linear,
     observe,
@@ -54,7 +54,7 @@ def test_kinds_occur_with_their_fractions_and_levels_are_log_uniform_in_their_ra
     assert sum(int(rows.sum()) for rows in kinds.values()) == num  # every row is of one kind
     for name, rows in kinds.items():
         assert within(int(rows.sum()), KIND_FRACTIONS[name], num), name
-    for values, (low, high) in ((coverage[kinds["points"]], COVERAGE), (noise[kinds["noisy"]], NOISE)):
+    for values, (low, high) in ((coverage[kinds["points"]], COVERAGE), (noise[kinds["noisy"]], NOISY_STD)):
         assert low <= values.min() < 1.05 * low and 0.95 * high < values.max() <= high
         assert within(int((values < math.sqrt(low * high)).sum()), 0.5, len(values))  # log-uniform
     coarse = block[kinds["coarse"]]

@@ -36,7 +36,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import describe_tokenizer
 from ups.models.loss import (
-    FLOOR,
+    LOSS_FLOOR,
     ROUNDING,
     is_worth_training,
     operator_loss,
@@ -398,7 +398,7 @@ def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
     z = latents(operator, "burgers1d", 1)
     head = operator.heads["burgers1d"]
     predictions = [
-        head.base_frames(head.codec.decode(z), head.parameter_batch(torch.tensor([[nu]])))
+        head.base_frames(head.codec.decode(z), head.parameter_batch(torch.tensor([[nu]])), 1)
         for nu in (0.01, 0.02, 0.1)
     ]
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(predictions, predictions[1:], strict=False))
@@ -421,7 +421,7 @@ def test_the_relative_error_is_that_of_the_formula():
     z_base = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)  # leaves 2 (mean square) and nothing
     z_pred = torch.tensor([[3.0, 2.0], [1.0, 1.0]]).view(2, 1, 1, 2)  # errs by 1/2 and 1 (mean square)
     scale = torch.tensor([0.5, 2.0])
-    f = FLOOR**2
+    f = LOSS_FLOOR**2
     expected = [math.sqrt(2 * (0.5 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * (1 + f) / (4 + 2 * f))]
     assert float(relative_error(z_pred, z_ref, z_base, scale)) == pytest.approx(sum(expected) / 2, rel=1e-6)
     # the field's: |error| / |z_ref|, mean squares 0.5 / 5 and 1 / 2
@@ -723,17 +723,19 @@ def test_a_task_without_a_known_symmetry_is_not_augmented():
 def test_a_rollout_feeds_the_last_frames_back():
     """Fibonacci: the next frame is the sum of the last two."""
     context = torch.tensor([[5.0, 1, 1]]).view(1, 3, 1)
-    assert rollout(lambda w: w.sum(1, keepdim=True), context, 6, 2).flatten().tolist() == [2, 3, 5, 8, 13, 21]
+    u_pred = rollout(lambda w, _: w.sum(1, keepdim=True), context, 6, 2)
+    assert u_pred.flatten().tolist() == [2, 3, 5, 8, 13, 21]
 
 
 def test_a_rollout_of_bundles_is_cut_to_the_frames_asked_for():
     context, calls = torch.tensor([[1.0]]).view(1, 1, 1), []
 
-    def step(window: Tensor) -> Tensor:
-        calls.append(window.flatten().tolist())
+    def step(window: Tensor, num_done: int) -> Tensor:
+        calls.append((num_done, *window.flatten().tolist()))
         return torch.cat([window[:, -1:] + 1, window[:, -1:] + 2], 1)
 
-    assert rollout(step, context, 5, 1).flatten().tolist() == [2, 3, 4, 5, 6] and calls == [[1], [3], [5]]
+    assert rollout(step, context, 5, 1).flatten().tolist() == [2, 3, 4, 5, 6]
+    assert calls == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_a_rollout_without_enough_context_or_frames_is_refused():
@@ -741,11 +743,11 @@ def test_a_rollout_without_enough_context_or_frames_is_refused():
         ValueError,
         match="the context has 2 frames; expected at least the history of 3. Raise evaluate.context",
     ):
-        rollout(lambda w: w, torch.zeros(1, 2, 1), 4, 3)
+        rollout(lambda w, _: w, torch.zeros(1, 2, 1), 4, 3)
     with pytest.raises(
         ValueError, match="a rollout of 0 frames is not possible; expected at least 1. Lower evaluate.context"
     ):
-        rollout(lambda w: w, torch.zeros(1, 2, 1), 0, 1)
+        rollout(lambda w, _: w, torch.zeros(1, 2, 1), 0, 1)
 
 
 # ---------------------------------------------------------------- files

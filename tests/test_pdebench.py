@@ -101,7 +101,7 @@ def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
 def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
     data = open_data(written(tmp_path, task), task)
     for size in (1, 500, 3000):
-        monkeypatch.setattr("ups.userdata.trajectories.BLOCK_BYTES", size)
+        monkeypatch.setattr("ups.userdata.trajectories.READ_BLOCK_BYTES", size)
         assert np.array_equal(data.read(0, 7), truth(task))
 
 

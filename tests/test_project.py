@@ -35,7 +35,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 37_000, "ups_": 7_200, "tests": 47_500, "bench": 8_920}
+MOST_LINES = {"ups": 37_130, "ups_": 7_200, "tests": 47_420, "bench": 8_790}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -61,9 +61,9 @@ def test_overlays_repeat_nothing_that_default_yaml_says():
                 yield f"{key}{name}"
 
     default = {"include": None, **read_default()}
-    default["task"] = {
-        name: {**task.settings, **default["task"].get(name, {})} for name, task in TASKS.items()
-    }
+    known = {name: task.settings for name, task in TASKS.items()}
+    assert not [*repeated(default["task"], known)]  # nor does it what a task knows
+    default["task"] = {name: {**task, **default["task"].get(name, {})} for name, task in known.items()}
     found = {
         path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"
     }

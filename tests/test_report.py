@@ -28,7 +28,6 @@ from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of,
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
 from ups.report import (
-    animations,
     drawing,
     figures,
     figures_ensemble,
@@ -326,7 +325,7 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     image = figure.axes[0].get_images()[0].get_array()
     assert (
         np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
-        and animations.player(sample, 0).count("<canvas") == 3
+        and figures.player(sample, 0).count("<canvas") == 3
     )
 
 
@@ -336,7 +335,7 @@ def decoded(uri):
 
 def test_the_image_in_a_player_is_the_field():
     sample = example()[1]["diff_react2d"][0]
-    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.player(sample, 0))[0])
+    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.player(sample, 0))[0])
     # rows from the top are y from its end
     first, field = (image[:32].astype(float), sample["u_ref"][0, 0].T[::-1])
     assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
@@ -346,10 +345,10 @@ def test_a_player_marks_what_is_not_finite():
     samples = example()[1]
     line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
     line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
-    data = json.loads(re.search(r"json\">(.*?)</script>", animations.player(line, 0)).group(1))
+    data = json.loads(re.search(r"json\">(.*?)</script>", figures.player(line, 0)).group(1))
     prediction, truth = data["lines"]
     assert prediction[2][5] is None and None not in truth[2]
-    image = decoded(animations.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
+    image = decoded(figures.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
     assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
 
 

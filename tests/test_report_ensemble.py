@@ -14,11 +14,11 @@ from entries import drop, entry_of
 from test_report import Page, example
 
 from ups.common.text import number
-from ups.evaluation.by_evaluations import add_curves
+from ups.evaluation.transient import add_curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
 from ups.metrics.joint import score_joint
-from ups.report import animations, figures_ensemble, report
+from ups.report import figures, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.report.tables import label
 from ups.results import Entry
@@ -231,7 +231,7 @@ def test_maps_of_the_mean_two_members_and_the_spread(space):
 def test_members_move_beside_the_truth():
     _, line = forecast()
     line["members"]["corrector"][0, 2, 0, 5] = np.nan
-    played = animations.members_player(line, "corrector", 0)
+    played = figures.members_player(line, "corrector", 0)
     lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
     assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
     low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
@@ -240,14 +240,12 @@ def test_members_move_beside_the_truth():
         drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
         np.testing.assert_allclose(np.array(row), drawn, atol=5)  # the ends are printed with three digits
     plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
-    images = re.findall(
-        r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
-    )
+    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.members_player(plane, "corrector", 0))
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth, u" in page
     plane["members"]["exact"] = plane["members"]["scoring"]
-    played = animations.members_player(plane, "corrector", 0)
+    played = figures.members_player(plane, "corrector", 0)
     rows = [re.findall(r"<figcaption>(.*?) <span>", row) for row in played.split('class="panels"')[1:]]
     assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
     spreads = re.findall(r"spread <span>(.*?)</span>", played)
@@ -255,10 +253,10 @@ def test_members_move_beside_the_truth():
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth and exact draws, u" in page
     line["members"]["exact"] = line["members"]["scoring"]
-    played = animations.members_player(line, "corrector", 0)
+    played = figures.members_player(line, "corrector", 0)
     assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
-    assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
+    assert figures.members_player(plane, "corrector", 0).count("<canvas") == 2
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth" in page and "member 2" not in page
 

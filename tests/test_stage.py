@@ -67,16 +67,6 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(config):
         finished_stage(directory)
 
 
-def test_missing_operator_names_the_make_target(config):
-    with pytest.raises(
-        FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make operator RUN=run"
-    ):
-        require_stage(config, "operator")
-    (config.run_dir / "operator").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="is unfinished"):
-        require_stage(config, "operator")
-
-
 def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config, monkeypatch):
     finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]

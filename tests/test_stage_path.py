@@ -24,7 +24,7 @@ from ups.common.place import ROOT
 
 SETTINGS = ["data.tasks=[burgers1d]", "operator.train.steps=3", "operator.base_steps=2"]
 MOST_LINES, MOST_OF_START = 1_500, 650
-MOST_OF_STEP = CallPath(functions=125, files=27, depth=16)  # of one update; they may only fall
+MOST_OF_STEP = CallPath(functions=117, files=26, depth=15)  # of one update; they may only fall
 
 
 def trace(root: str, overrides: list[str]) -> None:
@@ -32,7 +32,7 @@ def trace(root: str, overrides: list[str]) -> None:
     and to ROOT/step.json the `CallPath` of a step, of all packages.
 
     step: from the start of a turn of the loop to the end of the optimizer's step. start: functions of
-    ups/training/ that run before it inside Run.start, seed_all, attach, probe and steps.
+    ups/training/ that run before it inside Run.start, seed_all, attach and steps.
     """
     ran, part, num_updates = {"step": set(), "start": set()}, "start", 0
     of_run, codes_of_step, deepest = ups.training.run.__file__, set(), 0

@@ -5,17 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_base_selection import make_caches
+from test_base_selection import base_alone
 
 from ups.data.build_cache import open_sources
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.models.base_selection import fitted_state, select_base
-from ups.models.head_setup import build_operator
 
 CPU, TASK = torch.device("cpu"), "burgers1d"
 
@@ -24,23 +21,8 @@ CPU, TASK = torch.device("cpu"), "burgers1d"
 def world(request, tmp_path_factory):
     """(configuration, truth, operator) of a codec that keeps everything, and of one that keeps one number per
     patch."""
-    config = make_caches(
-        tmp_path_factory.mktemp("truth"),
-        f"task.{TASK}.dim={request.param}",
-        f"task.{TASK}.reserve=0.5",
-        "operator.base_steps=20",
-        "operator.model.width=16",
-        "operator.model.depth=1",
-        "operator.train.precision='no'",
-        "evaluate.num_bootstrap=20",
-        f"data.tasks=[{TASK}]",
-    )
-    truth = open_truth(config, TASK)
-    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = build_operator(
-        {TASK: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
-    )
-    return config, truth, operator.eval().requires_grad_(False)
+    more = f"task.{TASK}.dim={request.param} task.{TASK}.reserve=0.5 evaluate.num_bootstrap=20"
+    return base_alone(tmp_path_factory.mktemp("truth"), TASK, *more.split())
 
 
 def test_the_truth_is_the_content_of_the_data_file(world):
@@ -59,7 +41,6 @@ def test_a_perfect_latent_has_the_error_of_its_codec(world):
     """In a single step and in the codec's own row of the report alike: the error that both see is one and the
     same."""
     config, truth, operator = world
-    operator.head_for(truth.cache)
     source, codec = TransientResiduals(operator, truth.cache), operator.head(TASK).codec
 
     def knows_the_latents(name, tokens, facts, noise, second, num_steps, shown):

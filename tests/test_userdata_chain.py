@@ -20,6 +20,7 @@ from user_files import (
     forecast,
     operator_on,
     overlay,
+    page_of,
     read,
     section,
     waves,
@@ -36,7 +37,6 @@ from ups.data.cache import open_cache
 from ups.data.doctor import examine
 from ups.data.sources import open_user
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecast_xarray import label, unlabel
 from ups.forecaster import Forecaster
@@ -46,8 +46,6 @@ from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
 from ups.report import leaderboard
-from ups.report.report import write_report
-from ups.results import Results
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
 from ups.userdata.open_files import open_user_files
@@ -328,20 +326,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
     entry, samples = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
     )
-    facts = {
-        "run": "mine",
-        "created": "now",
-        "config_hash": "0",
-        "environment": {},
-        "protocol": {"split": "test"},
-        "gates": [],
-        "training": {},
-    }
-    results = Results(facts, {"ks": entry})
-    facts["usability"] = check_usability(results)
-    results.save(tmp_path)
-    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    text = page_of(tmp_path, entry, samples)
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}
     model, task = Forecaster(operator), cache.task

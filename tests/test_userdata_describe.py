@@ -301,7 +301,7 @@ def test_times_are_found_under_any_name_and_as_a_row_or_a_column(tmp_path, name,
     times = {name: (0.5 * np.arange(201)).reshape(shape)}
     section, text = described(tmp_path, uu=film(201).T, x=(np.arange(64) / 64)[:, None], **times)
     assert section["layout"] == {"uu": ["x", "time"]} and section.get("dt", name) == name
-    assert section["cut"] == 10 and "forecasts are judged up to 9 frames ahead, 4.5 in units of time" in text
+    assert section["cut"] == 10 and "forecasts are judged up to 9 frames ahead, 4.5 time units" in text
 
 
 def test_a_coordinate_of_any_name_is_that_of_the_axis_of_its_length(tmp_path, capsys):
@@ -421,7 +421,7 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     settings = yaml.safe_load(text)
     assert settings["task"]["film"]["cut"] == 10 and settings["data"]["test_fraction"] == 0.3
     status, words = doctor(tmp_path, text, capsys)
-    assert status == 0 and "forecasts are judged up to 9 frames ahead, 9 in units of time" in words
+    assert status == 0 and "forecasts are judged up to 9 frames ahead, 9 time units" in words
     status, words = doctor(tmp_path, text.replace("cut: 10", "cut: 3"), capsys)
     assert "caution forecasts are judged up to 2 frames ahead" in words and "raise task.film.cut" in words
 

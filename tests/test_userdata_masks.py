@@ -14,6 +14,7 @@ from user_files import (
     forecast,
     operator_on,
     overlay,
+    page_of,
     read,
     section,
     waves,
@@ -33,8 +34,6 @@ from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import base_error, fitted_candidates
-from ups.report.report import write_report
-from ups.results import Results
 from ups.userdata.describe import describe_file
 
 LAND = (np.arange(X)[:, None] - 10) ** 2 + (np.arange(Y) - 3) ** 2 < 9
@@ -158,19 +157,7 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
     assert found["fill"][1]["value"] == pytest.approx(
         float(np.mean(np.sqrt(((u[:, 1:] - u[:, :1]) ** 2).mean(-1) / (u[:, 1:] ** 2).mean(-1)))), rel=1e-4
     )
-    facts = {
-        "run": "mine",
-        "created": "now",
-        "config_hash": "0",
-        "environment": {},
-        "protocol": {"split": "test"},
-        "gates": [],
-        "training": {},
-        "usability": {},
-    }
-    results = Results(facts, {"ks": entry})
-    results.save(tmp_path)
-    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    page_of(tmp_path, entry, samples)
     model = Forecaster(operator)
     u_pred = model.forecast("ks", sea()[:2, 0, None, None], num_frames=2)
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))

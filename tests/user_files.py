@@ -12,8 +12,11 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.sources import open_sources
+from ups.evaluation.gates import check_usability
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
+from ups.report.report import write_report
+from ups.results import Entry, Results
 from ups.userdata.describe import describe_file
 from ups.userdata.readers.process import ReadingProcess
 
@@ -164,12 +167,22 @@ def described(folder, **arrays):
 
 
 def counted_requests(monkeypatch):
-    """Counter of the requests to the reading process, by method; "all" of any."""
-    asked, call = Counter(), ReadingProcess.call
+    """Counter of the requests to the reading process, by method of the first of a trip; "all" of any."""
+    asked, replies = Counter(), ReadingProcess.replies
 
-    def counted(process, path, method, *rest):
-        asked.update((method, "all"))
-        return call(process, path, method, *rest)
+    def counted(process, path, requests):
+        asked.update((requests[0][0], "all"))
+        return replies(process, path, requests)
 
-    monkeypatch.setattr(ReadingProcess, "call", counted)
+    monkeypatch.setattr(ReadingProcess, "replies", counted)
     return asked
+
+
+def page_of(folder: Path, entry: Entry, samples: list[dict]) -> str:
+    """The page of a report on the task ks, written with its results and figures into `folder`."""
+    about = {"run": "mine", "created": "now", "config_hash": "0", "protocol": {"split": "test"}}
+    results = Results({**about, "environment": {}, "gates": [], "training": {}}, {"ks": entry})
+    results.facts["usability"] = check_usability(results)
+    results.save(folder)
+    write_report(results, {"ks": samples}, [], folder / "report.html", {})
+    return (folder / "report.html").read_text(encoding="utf-8")

@@ -3,19 +3,18 @@ Whatever was not trained is refused by name."""
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
 from ups.data.tokenizer import Tokenizer
 from ups.forecast_xarray import as_tensor, unlabel_forcing
+from ups.models.facts import is_count, is_whole
 from ups.models.head import TaskHead
-from ups.models.operator import Operator
 from ups.models.rollout import in_blocks
 from ups_discovery.boundary import PERIODIC
 from ups_discovery.spectral import resample as on_grid
@@ -28,8 +27,7 @@ Values = Mapping[str, Any] | Sequence | Tensor | float | None
 
 
 def start(
-    operator: Operator,
-    task: str,
+    head: TaskHead,
     u: Tensor,
     parameters: Values,
     num_frames: int,
@@ -38,15 +36,12 @@ def start(
     dt: float | None = None,
     resample: bool = False,
     extrapolate: bool = False,
-) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Prepare a forecast: the normalised frames (batch, time, C, *space) that are used, on the operator's
-    device, raw parameters (batch, P), and a function that finishes the forecast.
+) -> tuple[Tensor, Tensor]:
+    """What a forecast starts from: normalised frames (batch, time, C, *space), on the operator's device, and
+    raw parameters (batch, P).
 
-    finish(u_pred): u_pred (..., C, *space) on the grid and device of u and in its precision; it warns of
-    values that are not finite and of what was not evaluated. u: (batch, time, C, *space), physical units.
-    Arguments and errors: `Forecaster.forecast`.
+    u: (batch, time, C, *space), physical units. Arguments and errors: `Forecaster.forecast`.
     """
-    head, given = operator.head(task), u
     check_field(head, u, num_frames, dt)
     codec = head.input_codec
     num_cells = max(map(math.prod, (u.shape[3:], head.codec.space)))
@@ -56,7 +51,7 @@ def start(
         "memory",
         "num_frames, members or the batch, or free some memory",
     )
-    u = codec.missing(u)
+    u = codec.masked(u, torch.nan)
     u = head.task.counted(u, codec.fields)  # in float64, before anything is rounded to float32
     if not extrapolate:
         check_start_range(head, u)
@@ -66,7 +61,7 @@ def start(
     if space != codec.space:
         if not resample:
             raise ValueError(
-                f"{task} was given a field on the grid {space}; expected {codec.space}, on "
+                f"{head.name} was given a field on the grid {space}; expected {codec.space}, on "
                 f"which the operator was trained. Pass a field on that grid, or resample=True to "
                 f"interpolate to it and back, or train on the other grid."
             )
@@ -75,49 +70,43 @@ def start(
         lost = float(change.norm() / variation.norm().clamp_min(1e-150))
         waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
         warnings.warn(
-            f"{task}: resampled from the grid {space} to the trained grid {codec.space} and back "
+            f"{head.name}: resampled from the grid {space} to the trained grid {codec.space} and back "
             f"({waves} interpolation). {lost:.1e} of the variation of the input field is finer "
             f"than the trained grid and is lost; no forecast resolves anything finer.",
             stacklevel=4,
         )
-
-    def finish(u_pred: Tensor) -> Tensor:
-        u_pred = u_pred.to(u)
-        axes = tuple(range(u_pred.ndim - 2 - head.task.ndim))
-        is_fine = head.codec.held(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
-        if not bool(is_fine.all()):
-            first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
-            warnings.warn(
-                f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; expected "
-                "numbers. Use the frames before it, or look at the start and the parameters.",
-                stacklevel=4,
-            )
-        if warning := warning_of(head, u_pred):
-            warnings.warn(warning, stacklevel=4)
-        u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
-        return head.task.absolute(u_pred, head.codec.fields).to(given)
-
     num_used = max(head.history + 1, head.start_frames)  # one more for the last error
     u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
     w = codec.normalise(u_trained)
     if codec.dim < codec.width:
         w = in_blocks(lambda index: codec.projected(w[index]), len(w), ROWS)
-    return w, values, finish
+    return w, values
+
+
+def finished(head: TaskHead, u_pred: Tensor, given: Tensor) -> Tensor:
+    """A forecast u_pred (..., C, *space), relative to the task's offsets, on the grid and device of the start
+    `given` (batch, time, C, *space) and in its precision. Warns of values that are not finite and of what was
+    not evaluated."""
+    task, space = head.task, tuple(given.shape[3:])
+    u_pred = u_pred.to(given.device, torch.float64 if task.offsets else given.dtype)
+    axes = tuple(range(u_pred.ndim - 2 - task.ndim))
+    is_fine = head.codec.masked(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
+    if not bool(is_fine.all()):
+        first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
+        warnings.warn(
+            f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; expected "
+            "numbers. Use the frames before it, or look at the start and the parameters.",
+            stacklevel=4,
+        )
+    if warning := warning_of(head, u_pred):
+        warnings.warn(warning, stacklevel=4)
+    u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, task.boundary)
+    return task.absolute(u_pred, head.codec.fields).to(given)
 
 
 def encoded(codec: Tokenizer, w: Tensor) -> Tensor:
     """The latents of a start; those of a row do not depend on the other rows."""
     return in_blocks(lambda index: codec.encode(w[index]), len(w), ROWS)
-
-
-def is_count(number: Any) -> bool:
-    """Whether this is a whole number of at least 1."""
-    return is_whole(number) and number >= 1
-
-
-def is_whole(number: Any) -> bool:
-    """Whether this is an integer of Python or NumPy."""
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
@@ -145,7 +134,7 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
             "Give them in order",
         ),
         (
-            bool(codec.held(u).isfinite().all()),
+            bool(codec.masked(u).isfinite().all()),
             "a field with NaN, infinity or masked values; expected finite numbers"
             f"{', but in the cells of its mask' * is_masked}. Fill or repair the field",
         ),
@@ -164,8 +153,8 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
             "Take frames so far apart, or train with the other step",
         ),
     ]
-    if wrong := [text for is_right, text in checks if not is_right]:
-        raise ValueError(f"{head.name} was given {wrong[0]}.")
+    if wrong := next((text for is_right, text in checks if not is_right), ""):
+        raise ValueError(f"{head.name} was given {wrong}.")
     if frames <= steps < head.start_frames:
         warnings.warn(
             f"{head.name}: the forecast starts from the noise of {frames} input frame(s). Pass the last "
@@ -273,14 +262,16 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
                 f"{head.name} needs the parameter {name}; it was trained with values from {low:g} to "
                 f"{high:g}. Pass parameters={{{name!r}: {high:g}}} or another value in that range."
             )
-        columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
-        for name, column in zip(known, columns, strict=True):
+        columns = []
+        for name in known:
+            column = as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu()
             if column.shape not in ((), (1,), (batch,)):
                 raise ValueError(
                     f"{head.name} was given values of {name} of shape {tuple(column.shape)}; expected a "
                     f"number, or one for each of the {batch} rows. Pass these."
                 )
-        parameters = torch.stack([column.expand(batch) for column in columns], -1) if columns else []
+            columns.append(column.expand(batch))
+        parameters = torch.stack(columns, -1) if columns else []
     values = as_tensor(parameters, f"{head.name}'s parameters").double().cpu()
     values = values.reshape(1, -1) if values.ndim < 2 else values
     if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
@@ -362,7 +353,7 @@ def read_forcing(
             f"{name} was given forcing on the grid {space}; expected {codec.space}, as cells of "
             "it have no value. Put the forcing on that grid."
         )
-    is_finite = codec.held(f).isfinite().transpose(0, 2).flatten(1).all(1)
+    is_finite = codec.masked(f).isfinite().transpose(0, 2).flatten(1).all(1)
     if not bool(is_finite.all()):
         raise ValueError(
             f"{name} was given forcing {names[int(is_finite.int().argmin())]} with NaN, "

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ups.common.device import ONE_CALL, refuse_gradient
 from ups.tasks import Task
 
-CLOSE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
+AXIS_TOLERANCE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
 STEP = "step_seconds"  # attribute of a coordinate of dates: the time step, which one date does not have
 Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
 
@@ -113,7 +113,7 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
     ]
     if len(both) == 2 and len({_is_dates(times) for times in both}) == 1:
         last, first = both[0][-1], both[1][0]
-        is_same = last == first if _is_dates(both[0]) else abs(float(first - last)) <= CLOSE * dt
+        is_same = last == first if _is_dates(both[0]) else abs(float(first - last)) <= AXIS_TOLERANCE * dt
         if not is_same:
             raise ValueError(
                 f"{task.name} was given forcing {name} from {first} on; expected it from {last} "
@@ -155,7 +155,7 @@ def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None
             f"{task.name} was given the coordinate {name} with values such as {values[0]!r}; "
             f"expected numbers{' or dates' if name == 'time' else ''}. Convert or drop it."
         )
-    tolerance = CLOSE * max(1, len(values) / 100)
+    tolerance = AXIS_TOLERANCE * max(1, len(values) / 100)
     if len(values) < 2:
         return
     if _is_dates(values):

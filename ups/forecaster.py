@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ups.common.device import plain_torch
 from ups.common.place import HUB, make_target
-from ups.forecast_inputs import Values, check_random, encoded, is_count, read_forcing, start
+from ups.forecast_inputs import Values, check_random, encoded, finished, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
+from ups.models.facts import is_count
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import name_starts
 from ups.tasks import in_unit
@@ -143,15 +144,12 @@ class Forecaster:
         Raises ValueError, by name, for anything that was not trained. Warns if the forecast is not finite,
         leaves the range of the training data or is longer than the evaluated horizon.
         """
-        u, restore = self._read(task, u0, ("time",))
-        w, values, finish = start(
-            self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate
-        )
+        head, (u, restore) = self.operator.head(task), self._read(task, u0, ("time",))
+        w, values = start(head, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate)
         num_frames = int(num_frames)  # NumPy's integers overflow
-        head = self.operator.head(task)
         f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
-        return restore(finish(head.codec.denormalise(w_pred)))
+        return restore(finished(head, head.codec.denormalise(w_pred), u))
 
     @plain_torch()
     def sample(
@@ -191,10 +189,9 @@ class Forecaster:
         from ups.generative.sampling import Starts, sample_states
 
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
-        u, restore = self._read(task, u0, ("member", "time"))
-        w, values, finish = start(
-            self.operator,
-            task,
+        head, (u, restore) = self.operator.head(task), self._read(task, u0, ("member", "time"))
+        w, values = start(
+            head,
             u,
             parameters,
             num_frames,
@@ -206,11 +203,10 @@ class Forecaster:
         check_random(task, seed, rows, len(u))
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         num_frames, members = int(num_frames), int(members)
-        head = self.operator.head(task)
         forcing = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         starts = Starts(encoded(head.codec, w), values, names, forcing)
         z_pred = sample_states(self.operator, sampler, task, starts, num_frames, members, seed)
-        return restore(finish(head.physical(z_pred)))
+        return restore(finished(head, head.physical(z_pred), u))
 
     @plain_torch()
     def prior(
@@ -253,13 +249,11 @@ class Forecaster:
         check_random(task, seed, None, len(u))
         mean = codec.denormalise(torch.zeros(codec.num_channels, *[1] * codec.ndim, device=codec.mean.device))
         u = torch.where(observed[:, None], u, head.task.absolute(mean, codec.fields).to(u))
-        w, values, finish = start(
-            self.operator, task, u, parameters, 1, members=members, extrapolate=extrapolate
-        )
-        u = head.task.counted(u, codec.fields)
-        observation = observe_cells(codec.normalise(u[:, 0].to(w)), observed.to(w))
+        w, values = start(head, u, parameters, 1, members=members, extrapolate=extrapolate)
+        counted = head.task.counted(u[:, 0], codec.fields)
+        observation = observe_cells(codec.normalise(counted.to(w)), observed.to(w))
         draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
-        return restore(finish(draws))
+        return restore(finished(head, draws, u))
 
     @plain_torch()
     def equation(self, task: str, value: int = 0) -> "FoundEquation":

@@ -60,7 +60,7 @@ EVALUATIONS = 2  # most network evaluations per call of a default sampler
 TIED = 1.05  # scores within this factor are equal: those of one and two evaluations differed by -5 % to 5 %
 NUM_IN_WORDS = 4  # candidates in a sentence
 # names of candidates
-ALONE, NOISE, MIXTURE, CELLS, TUNED = "base alone", "noise of measurement", "mixture", "cells", "tuned"
+ALONE, MEASUREMENT, MIXTURE, CELLS, TUNED = "base alone", "noise of measurement", "mixture", "cells", "tuned"
 
 
 # ---- the record of a decision, and the one function that decides
@@ -235,7 +235,7 @@ def explain_errors(question: str, excess: float, rows: int, seed: int) -> Decisi
     that is left after chance: then members of an ensemble differ in their start alone."""
     return choose(
         question,
-        {NOISE: excess, "noise in the dynamics, or the base": math.log(MAX_EXCESS)},
+        {MEASUREMENT: excess, "noise in the dynamics, or the base": math.log(MAX_EXCESS)},
         f"noise of measurement, if the mean square error is at most {MAX_EXCESS} times what it explains",
         rows=rows,
         seed=seed,

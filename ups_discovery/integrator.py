@@ -16,14 +16,14 @@ from ups_discovery.progress import beat
 from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
 from ups_discovery.terms import Terms, diagonal
-from ups_discovery.windows import Windows, number_of
+from ups_discovery.windows import FilmWindows, number_of
 
 MAX_BYTES = 2**26  # of the terms evaluated at once
 STABLE = 2.7  # step times rate; RK4 is stable to 2.78 (real axis) and 2.83 (imaginary axis)
-# Windows on which the steps per frame are tested: cells in all, and the largest number.
+# FilmWindows on which the steps per frame are tested: cells in all, and the largest number.
 STEP_TEST_CELLS, MOST_STEP_TESTS = 2**13, 32
 MEDIAN_STEP_ERROR, MAX_STEP_ERROR = 3e-4, 0.05  # of the change of a frame, that halving the step may alter
-NOISE = 1e-6  # of the change of a frame, added to test whether short waves grow
+GROWTH_NOISE = 1e-6  # of the change of a frame, added to test whether short waves grow
 MAX_GROWTH = 1.2  # of the largest mode of that noise, relative to half the step or to its start
 
 
@@ -45,7 +45,7 @@ class Integrator:
 
     settings: see `search.candidates`. library: the candidate terms; terms: their values on the grid."""
 
-    def __init__(self, settings: dict[str, Any], windows: Windows):
+    def __init__(self, settings: dict[str, Any], windows: FilmWindows):
         self.settings, self.windows = {**settings, "num_values": 1}, windows
         self.space, self.boundary = settings["space"], settings["boundary"]
         self.max_steps = max_steps(self.space)
@@ -183,14 +183,14 @@ class Integrator:
         transform = FieldTransform(tuple(self.space), self.boundary).to(s.device)
         noise = torch.randn(s[:, 0].shape, generator=generator(0, "steps"), dtype=s.dtype).to(s.device)
         size = self.change_size(s)
-        start = torch.cat([s[:, 0], s[:, 0] + NOISE * size[:, 0] * noise])
+        start = torch.cat([s[:, 0], s[:, 0] + GROWTH_NOISE * size[:, 0] * noise])
         initial_mode = transform(noise).abs().max()
 
         def next_frame(num: int) -> tuple[Tensor, Tensor]:
             """The next frame, and the largest mode of the noise in it."""
             built = self.build(replace(model, num_steps=num))
             plain, noisy = self.integrate(built, model.values, start, 1).chunk(2)
-            return plain, transform((noisy - plain) / (NOISE * size)).abs().max()
+            return plain, transform((noisy - plain) / (GROWTH_NOISE * size)).abs().max()
 
         before = next_frame(num) if num <= limit else None
         while num + num // 2 <= limit:

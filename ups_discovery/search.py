@@ -19,11 +19,11 @@ from ups_discovery.shooting import Shooting, last_shooting, shot_model
 from ups_discovery.statement import FoundEquation, described
 from ups_discovery.terms import Term
 from ups_discovery.weak import NoisyFilms
-from ups_discovery.windows import Windows
+from ups_discovery.windows import FilmWindows
 
 NOISY = 0.7  # error one frame ahead relative to persistence, above which a drift is fitted as well
 # of the standard deviation: noise that films without any are taken to have, for the width of test functions
-QUIET = 0.01
+LITTLE_NOISE = 0.01
 MIN_FRAMES = 3  # of a central difference in time
 AXES = ("x", "y", "z")
 
@@ -53,7 +53,7 @@ class Identified(NamedTuple):
 def equation_of(one: Integrator, least_noise: float = 0.0) -> tuple[Route, Model] | None:
     """The route to the equation of one parameter value and the equation, or None if none beats persistence on
     held-out trajectories. With noise of measurement: the weak form. Else differences in time and, if the next
-    frame has a large error, shooting. least_noise: of `Windows`."""
+    frame has a large error, shooting. least_noise: of `FilmWindows`."""
     if one.windows.noise is not None:
         return NoisyFilms.of(one, least_noise)
     differences, s = Differences(one), one.windows.held_out[:, :2]
@@ -90,7 +90,7 @@ def candidates(
     if has_equation:
         yield candidate(found, data, settings, make, "equation of {} terms")
     if data.is_cut and all(one.windows.noise is None for one in integrators):
-        _, smooth = identified(data, settings, QUIET)
+        _, smooth = identified(data, settings, LITTLE_NOISE)
         if len(smooth) == num_values and not any(one.certainty.doubt for one in smooth):
             yield candidate(smooth, data, settings, make, "equation of {} terms by its weak form")
             return None
@@ -118,8 +118,10 @@ def candidates(
 
 
 def integrator(data: Data, settings: dict[str, Any], value: int, least_noise: float = 0.0) -> Integrator:
-    """The integrator of one parameter value. least_noise: of `Windows`."""
-    return Integrator(settings, Windows.of(data, settings["space"], settings["boundary"], value, least_noise))
+    """The integrator of one parameter value. least_noise: of `FilmWindows`."""
+    return Integrator(
+        settings, FilmWindows.of(data, settings["space"], settings["boundary"], value, least_noise)
+    )
 
 
 def identified(

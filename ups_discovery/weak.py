@@ -159,7 +159,7 @@ class NoisyFilms:
     @classmethod
     def of(cls, one: Integrator, least_noise: float) -> "tuple[NoisyFilms, Model] | None":
         """The route and its equation, or None if that is no better than persistence. least_noise: of
-        `Windows`."""
+        `FilmWindows`."""
         weak = weak_model(one.windows.films, one.windows.noise, one.library, one.settings)
         # errors of the stencils are less than much noise, and more than little
         start = weak and one.with_converged_steps(replace(weak.model, is_finer=least_noise > 0))

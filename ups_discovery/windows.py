@@ -28,7 +28,7 @@ def number_of(num_cells: int, most: int, space: list[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Windows:
+class FilmWindows:
     """Windows (windows, frames, C, *space) of one parameter value; states, float64.
 
     regression: of three frames. shooting: that the integrator is fitted to, at_once together. held_out: that
@@ -51,7 +51,7 @@ class Windows:
     @classmethod
     def of(
         cls, data: Data, space: list[int], boundary: str, value: int, least_noise: float = 0.0
-    ) -> "Windows":
+    ) -> "FilmWindows":
         """Those of one parameter value. least_noise: of every channel that has less, relative to its standard
         deviation."""
         rng, rows = generator(data.seed, data.name, "equation", value), data.rows(value)
@@ -93,7 +93,7 @@ class Windows:
         films = data.films(rows, FILM_VALUES)
         return found.of_denoised(films, some.new_tensor(sigma), boundary, rng)
 
-    def of_denoised(self, films: Tensor, noise: Tensor, boundary: str, rng: torch.Generator) -> "Windows":
+    def of_denoised(self, films: Tensor, noise: Tensor, boundary: str, rng: torch.Generator) -> "FilmWindows":
         """The windows of denoised films, those of the integrator with more frames."""
         space = list(films.shape[3:])
         smooth = Film(films.shape[1], tuple(space), boundary).denoised(films, noise)
@@ -109,7 +109,7 @@ class Windows:
             return torch.stack([smooth[i % len(smooth), first : first + length] for i, first in places])
 
         num_shooting = number_of(NOISY_CELLS, MOST_NOISY, space)
-        return Windows(
+        return FilmWindows(
             shooting=windows(smooth, num_shooting, 1 + NOISY_FRAMES),
             regression=windows(smooth, len(self.regression), 3),
             held_out=windows(held_out, 2 * num_held_out, 1 + HELD_OUT),

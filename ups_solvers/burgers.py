@@ -22,7 +22,7 @@ from torch import Tensor
 from ups_solvers.initial import Wave, sample_wave
 from ups_solvers.solver import Solver
 
-BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
+BLOCK_TARGETS = 64  # targets that share one reference value: one matrix product sums for all of them
 TAIL = 8.5  # standard deviations of the Gaussian kept: exp(-8.5^2 / 2) = 2e-16
 RESOLVED = 1.2  # cells per standard deviation: trapezoid of a Gaussian to 2 exp(-2 pi^2 1.2^2) = 1e-12
 MAX_EXPONENT = 600.0  # exp(+-600) times any sum here is inside float64's exp(+-708)
@@ -81,7 +81,7 @@ def _plan(
                 f"nu/pi = {diffusivity:.3g} with frames {dt:.3g} apart needs a finer grid than {num_faces} "
                 "faces; expected a nu that those resolve (ups_solvers.burgers); use a larger nu."
             )
-        reach = max_speed * step + TAIL * math.sqrt(2 * diffusivity * step) + 0.5 * BLOCK / grid
+        reach = max_speed * step + TAIL * math.sqrt(2 * diffusivity * step) + 0.5 * BLOCK_TARGETS / grid
         if max_speed * reach / (2 * diffusivity) <= MAX_EXPONENT:
             return num_substeps, grid
         num_substeps *= 2
@@ -95,18 +95,18 @@ class _Step:
         self.two_c = 2 * diffusivity
         # the minimising y lies within max_speed * step of x (maximum principle), the Gaussian tail beyond it
         self.reach = math.ceil((max_speed * step + TAIL * math.sqrt(2 * diffusivity * step)) * sources)
-        self.width = 2 * self.reach + self.stride * (BLOCK - 1) + 1
+        self.width = 2 * self.reach + self.stride * (BLOCK_TARGETS - 1) + 1
         source = torch.arange(self.width, dtype=torch.float64) - self.reach
-        target = torch.arange(BLOCK, dtype=torch.float64) * self.stride
+        target = torch.arange(BLOCK_TARGETS, dtype=torch.float64) * self.stride
         distance = (source[:, None] - target[None, :]) / sources
         self.weights = torch.exp(-distance.square() / (4 * diffusivity * step))
         self.weights /= sources * math.sqrt(4 * math.pi * diffusivity * step)
 
     def __call__(self, psi: Tensor, mean: float) -> Tensor:
         """psi at the sources' faces (sources,) -> psi one step later at the targets' faces (targets,)."""
-        sources, shift = psi.shape[0], BLOCK * self.stride
+        sources, shift = psi.shape[0], BLOCK_TARGETS * self.stride
         targets = sources // self.stride
-        num_blocks = math.ceil(targets / BLOCK)
+        num_blocks = math.ceil(targets / BLOCK_TARGETS)
         before = math.ceil(self.reach / sources)
         needed = (num_blocks - 1) * shift + self.width
         first = before * sources - self.reach

@@ -85,7 +85,7 @@ def shock_tube(stream: np.random.Generator, resolution: int) -> Tensor:
     return fields
 
 
-class Waves:
+class RandomWaves:
     """`num` sums of sines with random phases; a call gives their values (num, *space) at the cell centres of
     a grid of [0, 1)^ndim."""
 
@@ -119,7 +119,7 @@ def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, ma
     """(density, pressure, *velocity) of random fields, (2 + ndim, *space), float64."""
     density, temperature = stream.uniform(*MEANS, size=2).tolist()
     contrast = stream.uniform(*CONTRAST, size=2).tolist()
-    waves = Waves(stream, 2 + ndim, ndim)
+    waves = RandomWaves(stream, 2 + ndim, ndim)
     edges = stream.uniform(size=ndim).tolist()
     norm, fields = waves(NORM_CELLS), waves(resolution)
     means = (density, density * temperature)
@@ -142,7 +142,7 @@ def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, ma
 
 def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
     """(density, pressure, *velocity) of a uniform gas in solenoidal motion, (2 + ndim, *space), float64."""
-    waves = Waves(stream, ndim, ndim, is_solenoidal=True)
+    waves = RandomWaves(stream, ndim, ndim, is_solenoidal=True)
     fields = torch.ones(2 + ndim, *[resolution] * ndim, dtype=torch.float64)
     fields[1] = 1 / (GAMMA * mach**2)
     fields[2:] = waves(resolution) / _mean_speed(waves(NORM_CELLS))

@@ -32,7 +32,7 @@ from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
 from ups.forecast_inputs import require_room
-from ups.forecast_xarray import CLOSE
+from ups.forecast_xarray import AXIS_TOLERANCE
 from ups.userdata.open_files import open_input
 from ups.userdata.writer import write_user_file
 
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
     context = min(num_input, head.history + bool(args.members))
     repeats, num_frames = max(1, args.members), 1 if is_steady else context + args.frames
     # times in files are float32
-    is_near = num_input == 1 or abs(source.dt - facts["dt"]) <= CLOSE * facts["dt"]
+    is_near = num_input == 1 or abs(source.dt - facts["dt"]) <= AXIS_TOLERANCE * facts["dt"]
     options = {
         "parameters": values,
         "num_frames": 1 if is_steady else args.frames,

@@ -14,7 +14,9 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(importlib.import_module(self._name), attribute)
+            found = getattr(importlib.import_module(self._name), attribute)
+            setattr(self, attribute, found)  # the next one is found without this method, 10 times as fast
+            return found
 
     np = _Module("numpy")
 

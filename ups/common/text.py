@@ -209,6 +209,11 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.{digits}g}".rstrip(".")
 
 
+def frames_ahead(num: int, until: float, unit: str | None) -> str:
+    """How far ahead forecasts go, such as "15 frames ahead, 1.5 time units"."""
+    return f"{num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit or 'time units'}"
+
+
 def file_stem(text: Any) -> str:
     """A file's name, without ending, made from any text. Different texts have different names."""
     text = str(text)

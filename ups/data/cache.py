@@ -37,7 +37,7 @@ from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row of a cache up to this size, in a quarter of a second: CRC-32 runs at 2 GB/s
 FULL_BYTES = 2**29
-BLOCK_BYTES = 2**28  # of fields in float64 that are decoded at a time; a rollout holds several times that
+DECODE_BYTES = 2**28  # of fields in float64 that are decoded at a time; a rollout holds several times that
 # keys of task.TASK that decide the content of a cache
 USED_SETTINGS = (
     "num_trajectories",
@@ -205,9 +205,9 @@ class Cache:
 
     def row_blocks(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
         """`rows` cut into blocks of at most `most` rows, whose fields of `num_frames` frames take at most
-        BLOCK_BYTES in float64; a block has at least one row."""
+        DECODE_BYTES in float64; a block has at least one row."""
         row_bytes = 8 * num_frames * self.tokenizer.num_channels * math.prod(self.tokenizer.space)
-        return rows.split(max(1, min(most, BLOCK_BYTES // row_bytes)))
+        return rows.split(max(1, min(most, DECODE_BYTES // row_bytes)))
 
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Latents (B, 1, *tokens, dim) of the coefficient of a steady task."""

@@ -71,7 +71,9 @@ def examine(
             split = ["train"] * data.num_trajectories
             found.append(Finding("error", str(error).rstrip("."), str(path), ""))
         # without the findings that say the same of the whole task
-        found += [one for one in checks.pop(task, _no_check)(data) if one.what not in {f.what for f in found}]
+        found += [
+            one for one in checks.pop(task, lambda _: ())(data) if one.what not in {f.what for f in found}
+        ]
         if is_user:
             found += check_domain(data)
         elif not is_declared:
@@ -101,10 +103,6 @@ def examine(
                 )
             )
         yield path, found
-
-
-def _no_check(_: Trajectories) -> tuple[()]:
-    return ()
 
 
 def report(path: Path, findings: list[Finding]) -> str:

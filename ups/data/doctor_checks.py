@@ -30,7 +30,7 @@ WALL_WINDOWS = 4  # windows of ALTERNATIONS cells, beginning a cell apart, that 
 RARE = 1e-3  # fraction of windows that may alternate by chance
 MD5_BYTES = 10**9  # larger files are hashed on request only
 MAX_ROUNDING = 0.01  # fraction of a field's variation that may be rounding
-QUIET = 0.01  # noise relative to the variation of a field, below which it needs no caution
+QUIET_NOISE = 0.01  # noise relative to the variation of a field, below which it needs no caution
 NUM_LISTED = 5  # trajectory numbers listed per finding
 FOR_USERS = (seams, orders, stated, mirrored, resolved, affordable, walls, uneven, horizon)
 
@@ -268,7 +268,7 @@ def check_noise(data: Trajectories) -> Iterator[Finding]:
     for name, sigma in found.items():
         fraction = sigma / u[:, :, data.task.channels.index(name)].std(dtype=np.float64)
         yield Finding(
-            "info" if fraction < QUIET else "caution",
+            "info" if fraction < QUIET_NOISE else "caution",
             f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",
             str(data.path),
             "nothing: equations are fitted to allow for it, and the report states errors without it too",

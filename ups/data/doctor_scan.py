@@ -13,7 +13,7 @@ from ups.userdata.data_checks import Extremes
 from ups.userdata.masks import is_wrong, settled
 from ups.userdata.trajectories import Trajectories
 
-BLOCK_BYTES = 32 * 2**20  # of data read at a time, at least one trajectory
+SCAN_BYTES = 32 * 2**20  # of data read at a time, at least one trajectory
 # a frame is unchanged if no cell moves by this fraction of the largest value. Published ReacDiff files stay
 # equal to 4 digits for 90 % of their frames (PDEBench issue 94)
 FROZEN_CHANGE = 1e-5
@@ -44,7 +44,7 @@ def scan_file(data: Trajectories) -> Scan:
     """Read all trajectories once."""
     task = data.task
     scan, frozen, writing = Scan(Extremes(task.channels, task.offsets)), 0.0, Written(task, data)
-    step = max(1, BLOCK_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
+    step = max(1, SCAN_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))
         scan.frames.append(frame_digests(block, task))

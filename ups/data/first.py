@@ -34,7 +34,7 @@ from ups.userdata.readers.process import ReadingProcess, is_plain, serve
 from ups.userdata.trajectories import Trajectories
 
 COMMAND = "from ups.data.first import serve_remote; serve_remote()"
-BLOCK_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
+REQUEST_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
 NUM_KEPT = 16  # such blocks
 FACTS = "num_trajectories", "num_frames", "space", "dt", "parameter"  # of Trajectories
 CHUNK_BYTES = 2**26  # of trajectories, downloaded before they count as done
@@ -70,15 +70,15 @@ class RemoteFile(io.RawIOBase):
 
     def _bytes(self, num: int) -> bytes:
         """The next `num` bytes."""
-        if num >= BLOCK_BYTES:
+        if num >= REQUEST_BYTES:
             return self._range(self.at, self.at + num)
-        first, last = self.at // BLOCK_BYTES, (self.at + num - 1) // BLOCK_BYTES
-        start = self.at - first * BLOCK_BYTES
+        first, last = self.at // REQUEST_BYTES, (self.at + num - 1) // REQUEST_BYTES
+        start = self.at - first * REQUEST_BYTES
         return b"".join(map(self.block, range(first, last + 1)))[start : start + num]
 
     def _block(self, number: int) -> bytes:
         """Bytes of an aligned block."""
-        return self._range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
+        return self._range(number * REQUEST_BYTES, (number + 1) * REQUEST_BYTES)
 
     def _range(self, start: int, stop: int) -> bytes:
         """Bytes start..stop-1, fewer at the end of the file. Raises ValueError for a server without HTTP
@@ -240,8 +240,8 @@ def fetch_first(
         return
     process = ReadingProcess(COMMAND)
     try:
-        number, _ = process.call(url, "open", url, path, task, num, asdict(patience))
-        about = process.call(url, "about", number)
+        process.call(url, "open", 0, url, path, task, num, asdict(patience))
+        about = process.call(url, "about", 0)
         num_frames, resolution = about["num_frames"], about["space"][0]
         settings = generation_settings(
             task,
@@ -257,7 +257,7 @@ def fetch_first(
         write_data(
             path,
             task,
-            lambda rows, **_: process.call(url, "rows", number, int(rows[0]), int(rows[-1]) + 1),
+            lambda rows, **_: process.call(url, "rows", 0, int(rows[0]), int(rows[-1]) + 1),
             settings,
             chunk=max(1, CHUNK_BYTES // data_bytes(task, 1, num_frames, resolution)),
             on_progress=on_progress,

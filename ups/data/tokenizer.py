@@ -145,6 +145,7 @@ class Tokenizer(nn.Module):
         self.space, self.patch = tuple(int(size) for size in space), int(patch)
         self.fields, self.positive = tuple(fields), tuple(positive)
         self.ndim, self.num_channels, self.dim = len(self.space), len(self.fields), basis.shape[1]
+        self.channel_shape = (-1, *[1] * self.ndim)  # of one number per channel, beside a field
         self.tokens = tuple(size // self.patch for size in self.space)
         self.width = self.num_channels * self.patch**self.ndim
         for name, value in zip(TENSORS, (mean, std, basis, spectrum), strict=True):
@@ -210,29 +211,20 @@ class Tokenizer(nn.Module):
     def normalise(self, u: Tensor) -> Tensor:
         """The normalised field of a physical one (..., C, *space). Raises ValueError for u <= 0 in a positive
         channel."""
-        w = (
-            _log(self._with(1.0, u), self.fields, self.positive, self.ndim) - self._column(self.mean)
-        ) / self._column(self.std)
-        return self.held(w)
+        w = _log(self.masked(u, 1.0), self.fields, self.positive, self.ndim)
+        return self.masked((w - self.mean.view(self.channel_shape)) / self.std.view(self.channel_shape))
 
     def denormalise(self, w: Tensor) -> Tensor:
         """The physical field of a normalised one (..., C, *space)."""
-        u = _per_channel(
-            torch.exp,
-            w * self._column(self.std) + self._column(self.mean),
-            self.fields,
-            self.positive,
-            self.ndim,
-        )
-        return self.missing(u)
+        u = w * self.std.view(self.channel_shape) + self.mean.view(self.channel_shape)
+        return self.masked(_per_channel(torch.exp, u, self.fields, self.positive, self.ndim), torch.nan)
 
-    def missing(self, u: Tensor) -> Tensor:
-        """Physical field (..., C, *space) with NaN in the cells of the mask."""
-        return self._with(torch.nan, u)
-
-    def held(self, w: Tensor) -> Tensor:
-        """Normalised field (..., C, *space) with 0 in the cells of the mask."""
-        return self._with(0.0, w)
+    def masked(self, w: Tensor, value: float = 0.0) -> Tensor:
+        """Field w (..., C, *space) with `value` in the cells of the mask: 0 if it is normalised, NaN if it is
+        physical. Numbers per channel, whose space has one cell, are returned as they are."""
+        if self.valid is None or w.shape[-self.ndim - 1 :] != self.valid.shape:
+            return w
+        return torch.where(self.valid.to(w.device), w, value)
 
     def bridged(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) with the masked cells filled smoothly from their neighbours, so
@@ -246,22 +238,16 @@ class Tokenizer(nn.Module):
             filled = torch.where(self.valid, flat, _mean_of_neighbours(filled, self.ndim))
         return filled.view_as(w)
 
-    def _with(self, value: float, u: Tensor) -> Tensor:
-        """A field (..., C, *space) with `value` in the cells of the mask. Numbers per channel, whose space
-        has one cell, are returned as they are."""
-        if self.valid is None or u.shape[-self.ndim - 1 :] != self.valid.shape:
-            return u
-        return torch.where(self.valid.to(u.device), u, value)
-
     def encode(self, w: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) of a normalised field (..., C, *space)."""
         assert w.shape[-self.ndim - 1] == self.num_channels, (w.shape, self.fields)
-        return self._matmul(patchify(w, self.ndim, self.patch), self.basis)
+        return patchify(w, self.ndim, self.patch) @ self.basis.to(w.dtype)
 
     def decode(self, z: Tensor) -> Tensor:
         """The normalised field (..., C, *space) of latents (..., *tokens, dim); the adjoint of `encode`."""
         assert z.shape[-1] == self.dim, (z.shape, self.dim)
-        return self.held(unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch))
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # whatever a cache stores
+        return self.masked(unpatchify(z @ self.basis.T.to(z.dtype), self.ndim, self.patch))
 
     def projected(self, w: Tensor) -> Tensor:
         """A normalised field w (..., C, *space) inside the kept subspace; w itself if all modes are kept."""
@@ -304,14 +290,6 @@ class Tokenizer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{', '.join(self.fields)}: {self.space} -> {self.tokens} x {self.dim} of {self.width}"
-
-    def _column(self, values: Tensor) -> Tensor:
-        return values.view(-1, *[1] * self.ndim)
-
-    def _matmul(self, vectors: Tensor, matrix: Tensor) -> Tensor:
-        """The product in float32 or higher precision, whatever a cache stores."""
-        dtype = torch.promote_types(vectors.dtype, torch.float32)
-        return vectors.to(dtype) @ matrix.to(dtype)
 
 
 def _fill(w: Tensor, is_known: Tensor, ndim: int) -> Tensor:

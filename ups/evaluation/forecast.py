@@ -127,8 +127,6 @@ def facts_of(head: TaskHead, truth: Truth, times: list[float], is_pooled: bool) 
         "offset": dict(task.offsets),
         "measure": task.measure,
         "conserved": list(task.conserved),
-        "latent_dim": head.codec.dim,
-        "kept_energy": head.codec.kept_energy,
     }
     if is_pooled:
         facts["error"] = "nrmse_pooled"

@@ -27,8 +27,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ups.common.place import STAGES, make_target
-from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, point
+from ups.common.place import STAGES, TRANSIENT, make_target
+from ups.common.text import frames_ahead
+from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 from ups.results import Entry, Interval, Results
@@ -166,8 +167,11 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
-    """Gates of the corrector, the students or the network trained by scores."""
-    for model in STAGES[stage].trained_samplers:
+    """Gates of the corrector, the students or the network trained by scores. With those of the corrector's
+    stage come those of the model that serves users, if no stage has trained it."""
+    serves = entry.facts.get("serves")
+    is_extra = stage == TRANSIENT[0] and serves in entry.models() and serves not in TRAINED
+    for model in [*STAGES[stage].trained_samplers, *([serves] if is_extra else [])]:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
@@ -240,8 +244,7 @@ def horizon_of(facts: Mapping[str, Any]) -> str:
     times = facts.get("times") or [0.0]
     if not (isinstance(until := times[-1], float) and until):
         return ""
-    num, unit = len(times), (facts.get("units") or {}).get("time") or "time units"
-    return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"
+    return f" (scored up to {frames_ahead(len(times), until, (facts.get('units') or {}).get('time'))})"
 
 
 def usability_of(task: Entry, ensembles: Entry | None) -> dict[str, Any]:

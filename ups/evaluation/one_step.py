@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.progress import note
 from ups.evaluation.checks import ranks_of_data, response
-from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, one_step
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, compare_common, needs_many, one_step
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
     Resamples,
     Scores,
@@ -22,6 +23,8 @@ from ups.metrics.intervals import (
 from ups.results import START, Entry, Figures
 
 STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
+FEW = 256  # windows of a sampler with many evaluations
+FRACTION = 16  # of the windows: those of the checks that sample again
 PAIRED = 4  # members in an energy distance
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 ONE_STEP = "one step"
@@ -49,7 +52,12 @@ def assess_one_step(
     distributions, and the codec's error is in neither.
     """
     source, truth = ensembles.residuals, ensembles.truth
-    windows = one_step(ensembles, count, num_members, ensembles.names, num_exact=num_exact)
+    costly = [name for name in ensembles.names if needs_many(entry, name)]
+    others = [name for name in ensembles.names if name not in costly]
+    windows = one_step(ensembles, count, num_members, others, num_exact=num_exact)
+    if costly:
+        note(f"{entry.name}: single steps of {', '.join(costly)}")
+        windows.samples.update(one_step(ensembles, min(FEW, count), num_members, costly).samples)
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     resamples = Resamples(num_bootstrap, ensembles.seed, groups)
     field_ref = windows.u_ref.cpu()
@@ -70,12 +78,13 @@ def assess_one_step(
         return {key: summary[key] for key in kept}
 
     # ---- scores, over all windows and by first frame
-    scores = {model: score(members) for model, members in windows.samples.items()}
+    scores = {model: score(windows.samples[model]) for model in ensembles.names}
     if windows.exact is not None:
         scores["exact"] = score_fields(windows.exact)
     for model, rows in scores.items():
-        add(model, summarise(rows, torch.arange(count), KEPT))
-        for first, last, which in bins_of(windows.starts):
+        num = len(rows["crps"])
+        add(model, summarise(rows, torch.arange(num), KEPT))
+        for first, last, which in bins_of(windows.starts[:num]):
             kept = summarise(rows, which, KEPT_BY_START)
             entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
 
@@ -83,18 +92,17 @@ def assess_one_step(
     add_latents(entry, ensembles, windows, resamples)
     for name in STUDENTS:
         if name in scores:
-            less = compare_ensembles(scores[name], scores["corrector"], resamples)["ssr_less"]
+            less = compare_common(scores[name], scores["corrector"], resamples)["ssr_less"]
             add(name, {"less_than_teacher": less})
 
     # ---- the corrector's sampler, on the first of the same windows
-    few = max(2, count // 16)
+    note(f"{entry.name}: single steps again")
+    few = max(2, count // (4 * FRACTION))
     fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
-    coarse = {key: value[:few] for key, value in scores["corrector"].items()}
-    add("", {"ssr_less_64_steps": compare_ensembles(coarse, fine, resamples[:few])["ssr_less"]})
-    add("", {"ssr_of_64_steps": summarise(fine, torch.arange(few), ("ssr",))["ssr"]})
+    add("", {"ssr_less_64_steps": compare_common(scores["corrector"], fine, resamples)["ssr_less"]})
 
     # ---- response to the conditions of other windows
-    some = max(2, count // 4)
+    some = max(2, count // FRACTION)
     trained = [name for name in ensembles.names if name not in CHEAP]
     others = one_step(ensembles, some, num_members, trained, is_shuffled=True).samples
     pairs = {name: (windows.samples[name][:some].cpu(), members.cpu()) for name, members in others.items()}
@@ -117,7 +125,7 @@ def assess_one_step(
         ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, resamples)
         add("", {"ranks_of_data": ranks})
         for name in trained:
-            over = compare_ensembles(scores[name], scores["exact"], resamples)["crps"]
+            over = compare_common(scores[name], scores["exact"], resamples)["crps"]
             add(name, {"crps_over_exact": over})
 
 
@@ -131,7 +139,7 @@ def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
     return out
 
 
-def add_latents(entry: Entry, ensembles: Ensembles, windows: Windows, resamples: Resamples) -> None:
+def add_latents(entry: Entry, ensembles: Ensembles, windows: SampledWindows, resamples: Resamples) -> None:
     """Add checks in latents.
 
     energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the
@@ -139,8 +147,9 @@ def add_latents(entry: Entry, ensembles: Ensembles, windows: Windows, resamples:
     the same noise.
     """
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
-    truth = windows.truth.cpu().flatten(1) / unit
-    flat = {name: members.cpu().flatten(2) / unit for name, members in windows.samples.items()}
+    count = len(windows.samples["corrector"])
+    truth, resamples = windows.truth[:count].cpu().flatten(1) / unit, resamples[:count]
+    flat = {name: members[:count].cpu().flatten(2) / unit for name, members in windows.samples.items()}
     teacher = flat["corrector"]
     floor = exchange_floor(teacher[:, 0], truth, resamples)
     entry.add("", {"energy_distance_floor": floor}, ONE_STEP)

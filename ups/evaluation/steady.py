@@ -6,7 +6,6 @@ if the task has it, with the exact posterior.
     unconditional        solutions of reserved fields: an ensemble without any observation
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,14 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.progress import note
 from ups.config.schema import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
-from ups.generative.observation import CASES, PARTIAL, Observation, as_linear, observe_case, row_generators
-from ups.generative.residuals import FLOOR, SteadyResiduals
+from ups.generative.observation import (
+    CASES,
+    PARTIAL,
+    Observation,
+    as_linear,
+    observe_all,
+    observe_case,
+    row_generators,
+)
+from ups.generative.residuals import LOG_FLOOR, SteadyResiduals
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.calibration import coverage
 from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
@@ -43,7 +51,6 @@ PRIORS = {
     "blind": "unconditional",
     "prior": "corrector",
 }
-SAME = {kind: PRIORS[kind] for kind in ("pushed", "gaussian")}  # cheap ensembles that may serve as the prior
 CELLS = "posterior of the cells of a two-valued coefficient"
 SERVES = {  # the sampler that validation selected
     "pushed": "The prior is the {} through the operator: nothing was better on validation.",
@@ -79,21 +86,23 @@ def assess_steady(
     )
 
     # ---- every observation
-    scores, plotted, against = {}, {}, []
+    scores, served, plotted, against = {}, {}, {}, []  # served: case -> model whose samples the prior has
     for case in CASES:
+        note(f"{task.name}: prior, observed {case}")
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
         draws, guess = draws_of(
-            prior, residuals, observation, parameters, seed, numbers, settings.members, bank, PRIORS
+            prior, residuals, observation, parameters, seed, numbers, settings.members, bank
         )
         members = {"operator": residuals.solution(guess, torch.zeros_like(guess))[:, None]}
-        members |= {model: draws[kind] for kind, model in PRIORS.items()}
-        scores[case] = {
+        members |= {PRIORS[kind]: u for kind, u in draws.items()}
+        found = {
             model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary) for model, u in members.items()
         }
-        scores[case]["corrector"] |= score_joint(
-            members["corrector"].cpu()[:, :, None], u_ref, task.boundary, members["operator"].cpu()
-        )
+        served[case] = PRIORS[serving_kind(prior, residuals, observation)]
+        ours = members[served[case]].cpu()
+        joint = score_joint(ours[:, :, None], u_ref, task.boundary, members["operator"].cpu())
+        scores[case] = found | {"corrector": found[served[case]] | joint}
         for model, part in scores[case].items():
             entry.add(model, summarise_ensemble(part, resamples), f"{OBSERVED}{case}")
         if task.has_known_law and case in PARTIAL:
@@ -107,24 +116,21 @@ def assess_steady(
                 seed,
                 settings.truth_members,
                 bank,
-                PRIORS,
             )
             for kind, model in PRIORS.items():
-                found = summarise_exact(exact[kind], splits, of_fields)
-                entry.add(model, found, f"{OBSERVED}{case}")
+                entry.add(model, summarise_exact(exact[kind], splits, of_fields), f"{OBSERVED}{case}")
             entry.add("", summarise_exact(exact["exact"], splits, of_fields), f"{CHANCE}{case}")
             against.append(exact["prior"])
         observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         plotted[case] = {
             "observed": observed.cpu().numpy(),
             "u_ref": u_ref[0, 0].numpy(),
-            "members": members["corrector"][0].cpu().numpy(),
+            "members": ours[0].numpy(),
         }
 
     # ---- mean over the partial observations
     method = prior.heads[task.name].method
-    # no comparison with itself
-    same = SAME.get(method) if residuals.is_linear or method != "pushed" else None
+    same = served[PARTIAL[0]] if served[PARTIAL[0]] != "corrector" else None  # no comparison with itself
     others = [other for other in ("operator", *PRIORS.values()) if other not in ("corrector", same)]
     for other in others:
         entry.add(f"corrector / {other}", pool(scores, PARTIAL, other, resamples))
@@ -194,7 +200,10 @@ def posterior_draws(
         case "pushed":
             return residuals.solution(guess, start.offset.view_as(noise))
         case "gaussian":
-            return sample_fields(residuals, lambda condition, some: some, prior, predicted, noise)
+            head = prior.heads[residuals.name]
+            row = torch.arange(len(noise), device=noise.device).repeat_interleave(noise.shape[1])
+            condition = head.condition(*predicted[1:3]).rows(row)
+            return residuals.solution(guess, head.unwhiten(noise.flatten(0, 1), condition).view_as(noise))
         case "prior":
             return sample_fields(residuals, Sampler(prior).whitened, prior, predicted, noise)
 
@@ -208,20 +217,34 @@ def draws_of(
     rows: list[int],
     num_members: int,
     bank: Tensor,
-    kinds: Iterable[str],
 ) -> tuple[dict[str, Tensor], Tensor]:
     """(kind -> `posterior_draws`, the operator's solution for the best guess as log u (batch, *tokens, dim)).
-    "pushed" are samples of the linear posterior, also if the prior has a better one."""
+    "pushed" are samples of the linear posterior, also if the prior has a better one. Without "prior" where it
+    has the samples of another kind (`serving_kind`)."""
     predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
     pushed = predicted
-    if "pushed" in kinds and not residuals.is_linear:
+    if not residuals.is_linear:
         linear = SteadyResiduals(residuals.operator, residuals.cache, residuals.posterior.linear)
         pushed, _ = predict_with_noise(linear, observation, parameters, seed, rows, num_members)
     draws = {
         kind: posterior_draws(prior, residuals, pushed if kind == "pushed" else predicted, noise, kind, bank)
-        for kind in kinds
+        for kind in PRIORS
+        if kind != "prior" or serving_kind(prior, residuals, observation) == "prior"
     }
     return draws, predicted[0]
+
+
+def serving_kind(prior: Corrector, residuals: SteadyResiduals, observation: Observation) -> str:
+    """The kind of `posterior_draws` that the samples of the prior are; "prior" if of none but its own."""
+    method = prior.heads[residuals.name].method
+    is_known = (observation.facts == observe_all(observation.values).facts).all(1)
+    is_pushed = method == "pushed" and residuals.is_linear and not is_known.any()
+    return method if method == "gaussian" or is_pushed else "prior"
+
+
+def total_variance(x: Tensor) -> Tensor:
+    """Of samples (n, ...), summed over the other axes: a tenth of the time of x.var(0).sum()."""
+    return (x - x.mean(0)).square().sum() / (len(x) - 1)
 
 
 def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -233,17 +256,17 @@ def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     mean_error, squared error of the mean of log u, and that of independent samples.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
-    scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
+    scale, tiny = total_variance(exact).sqrt(), LOG_FLOOR * exact.mean()
     logs = [part.clamp_min(tiny).log() for part in (flat, exact)]
     first, second = logs[1].chunk(2)
     pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
     pairs = {
-        "trace": (flat.var(0).sum(), exact.var(0).sum()),
-        "log_trace": tuple(part.var(0).sum() for part in logs),
+        "trace": (total_variance(flat), total_variance(exact)),
+        "log_trace": tuple(map(total_variance, logs)),
         "leading": tuple((part @ pattern).var() for part in (logs[0], second)),
         "mean_error": (
-            (logs[0].mean(0) - logs[1].mean(0)).square().sum() - logs[1].var(0).sum() / len(exact),
-            logs[0].var(0).sum() / len(flat),
+            (logs[0].mean(0) - logs[1].mean(0)).square().sum() - total_variance(logs[1]) / len(exact),
+            total_variance(logs[0]) / len(flat),
         ),
     }
     return {
@@ -261,7 +284,7 @@ def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
     truth (N, ...), scaled to these numbers. Between equal laws a distance of a and b samples goes as 1/a +
     1/b."""
     flat = truth.flatten(1).double()
-    flat = flat / flat.var(0).sum().sqrt()
+    flat = flat / total_variance(flat).sqrt()
     half, count = len(flat) // 2, len(flat)
     away = torch.cdist(flat, flat)
     order = torch.rand(SPLITS, count, generator=generator(seed, "splits")).argsort(1)
@@ -286,7 +309,6 @@ def compare_exactly(
     seed: int,
     count: int,
     bank: Tensor,
-    kinds: Iterable[str],
 ) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
     """(kind -> `moments_against` of each coefficient v (n, C, *space), normalised; `split_distances`, mean).
 
@@ -296,7 +318,7 @@ def compare_exactly(
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank, kinds)
+    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank)
     out, splits = {kind: [] for kind in (*draws, "exact")}, []
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)
@@ -308,6 +330,7 @@ def compare_exactly(
             out[kind].append(moments_against(u[index, :, 0].cpu(), exact))
         out["exact"].append(moments_against(*exact.chunk(2)))
         splits.append(split_distances(exact, count, seed + index))
+    out.setdefault("prior", out[serving_kind(prior, residuals, observation)])
     return out, torch.stack(splits).mean(0)
 
 

@@ -2,15 +2,24 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
-from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts
+from ups.evaluation.ensemble import (
+    CHEAP,
+    Ensembles,
+    compare_common,
+    costs_per_state,
+    needs_many,
+    rollouts,
+)
 from ups.evaluation.one_step import ONE_STEP, STUDENTS, assess_one_step
 from ups.evaluation.reference_ensembles import (
     EXACT,
@@ -19,20 +28,28 @@ from ups.evaluation.reference_ensembles import (
     sample_law,
     timed,
 )
+from ups.generative.corrector import Condition, Corrector
+from ups.generative.diffusion import PURE_NOISE
+from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores, number
+from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples, Scores, compare, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
-# long rollouts: times the length of the others, starts, members, exact samples
-LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT = 10, 16, 2, 100
+FEW = 24  # starts of a sampler with many evaluations
+# long rollouts: times the length of the others, starts (few: of a sampler with many evaluations), members,
+# exact samples
+LONG, LONG_ROWS, LONG_FEW, LONG_MEMBERS, LONG_EXACT = 10, 16, 4, 2, 100
 BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
 NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
 UNTRAINED = (*NOT_LEARNT, *EXACT)
+CURVE_STARTS = 8  # of rollouts with fewer evaluations than in training
+CURVE_METRICS = ("crps", "trajectory_score", "spectrum")
+CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
 
 
 def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[Entry, dict[str, Any]]:
@@ -44,7 +61,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
-    entry = Entry(task.name, "ensembles", {"split": truth.split, "times": times, "setting": setting})
+    facts = {"split": truth.split, "times": times, "setting": setting, "serves": ensembles.serves}
+    entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
         {
@@ -69,24 +87,32 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
             members, u, task.boundary, operator, exact, *of_law
         )
 
+    for model in ensembles.names:
+        note(f"{task.name}: time of {model}")
+        entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
     forecasts |= reference_ensembles(ensembles, settings, num_frames)
     scores, members_of = {}, {}
     for model, forecast in forecasts.items():
-        members, cost = timed(forecast, rows, num_frames, settings.members)
+        note(f"{task.name}: rollouts of {model}")
+        starts = rows[: FEW if needs_many(entry, model) else None]
+        members, cost = timed(forecast, starts, num_frames, settings.members)
         scores[model] = score(members)
-        entry.add(model, summarise_ensemble(scores[model], resamples) | cost)
+        entry.add(model, summarise_ensemble(scores[model], resamples[: len(starts)]))
+        if model not in ensembles.names:
+            entry.add(model, cost)
         members_of[model] = members[0].numpy()
-        if model == "exact" or model not in UNTRAINED:
+        if model in ("exact", ensembles.serves) or model not in UNTRAINED:
             again = None
             if law is None:
-                again = second_ensemble(ensembles, model, rows, num_frames, settings.members)
-            entry.add(model, {"independence": independence(members, resamples, law, again)})
+                again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
+            of_law = None if law is None else law[: len(starts)]
+            found = independence(members, resamples[: len(starts)], of_law, again)
+            entry.add(model, {"independence": found})
         if model == "exact":  # are the data a sample of this law?
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
-    for model in ensembles.names:
-        entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
+    note(f"{task.name}: single steps")
     windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
     assess_one_step(
         entry, ensembles, windows, settings.members, settings.num_bootstrap, settings.truth_members
@@ -96,8 +122,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     crps = {model: entry.number(model, "crps") for model in NOT_LEARNT if model in scores}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     entry.facts["best_cheap"] = cheap
-    for one, other in compared([*scores], cheap):
-        ratios = compare_ensembles(scores[one], scores[other], resamples)
+    for one, other in compared([*scores], cheap, ensembles.serves):
+        ratios = compare_common(scores[one], scores[other], resamples)
         entry.add(f"{one} / {other}", ratios)
         if other == "exact":
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
@@ -106,10 +132,15 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     # ---- fewer evaluations, and long rollouts
     coarse = {}
     for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
-        other = with_corrector(ensembles, sampler)
-        coarse[evaluations] = score(rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members))
+        note(f"{task.name}: rollouts of {evaluations} evaluations per state")
+        other = copy.copy(ensembles)
+        other.samplers = ensembles.samplers | {"corrector": sampler}
+        coarse[evaluations] = score(
+            rollouts(other, "corrector", rows[:CURVE_STARTS], num_frames, settings.members)
+        )
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
     add_curves(entry, coarse, plotted, resamples)
+    note(f"{task.name}: rollouts of {LONG * num_frames} frames")
     add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
     entry.facts["words"] = words_of(entry)
     return entry, {
@@ -130,11 +161,16 @@ def second_ensemble(
     return rollouts(again, model, rows, min(LEADS, num_frames), num_members)
 
 
-def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
-    """Pairs of models: trained ones with the best cheap ensemble, the operator and linear-Gaussian waves; all
-    with exact samples; students with their teacher and the network trained by scores."""
+def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, str]]:
+    """Pairs of models: trained ones and the one that serves with the best cheap ensemble, the operator and
+    linear-Gaussian waves; all with exact samples; students with their teacher and the network trained by
+    scores."""
     trained = [
-        (model, other) for model in names if model not in UNTRAINED for other in (cheap, "operator", "waves")
+        (model, other)
+        for model in names
+        if model == serves or model not in UNTRAINED
+        for other in (cheap, "operator", "waves")
+        if other != model
     ]
     exact = [
         *[(model, "exact") for model in names if model != "exact"],
@@ -163,13 +199,19 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
     u = {
-        model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
+        model: rollouts(
+            ensembles,
+            model,
+            rows[: LONG_FEW if needs_many(entry, model) else None],
+            num_frames,
+            LONG_MEMBERS,
+        )
         for model in ensembles.names
         if model == "operator" or model not in CHEAP
     }
     entry.add("", {"frames": num_frames, "members": len(rows) * LONG_MEMBERS}, "long")
     for model, members in u.items():
-        is_inside = members.abs().flatten(2).amax(2) <= limit  # of no NaN
+        is_inside = members.abs().flatten(2).amax(2) <= limit[: len(members)]  # of no NaN
         entry.add(model, {"blown_up": int((~is_inside).sum())}, "long")
     if not truth.task.is_stationary or len(every) < 2:
         return
@@ -183,6 +225,67 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
     for model, pair in pairs.items():
         found = climate(*pair, truth.task.boundary)
         entry.add(model, {key: number(value) for key, value in found.items()}, "long")
+
+
+# ---- scores over the number of network evaluations per state
+#     corrector   one Euler step, then 1, 2, 4, ... midpoint steps of two evaluations, up to those of training
+#     student     one and two evaluations, the numbers that it is trained for
+#     scoring     one evaluation
+# The starts are the first of those of the whole comparison, with the same noise, so only the corrector with
+# fewer steps is sampled again.
+
+
+@dataclass(frozen=True)
+class EulerSampler(Sampler):
+    """A diffusion in one Euler step, one evaluation."""
+
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
+        x = condition.initial_state(noise)
+        angle = torch.full((len(x),), PURE_NOISE, device=x.device)
+        return x - PURE_NOISE * self.network.velocity(condition)(x, angle)
+
+
+def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
+    """Number of evaluations -> the corrector with fewer of them than in training."""
+    steps = network.sampler_steps
+    fewer = [2**power for power in range(steps.bit_length()) if 2**power < steps]
+    return {1: EulerSampler(network)} | {2 * number: Sampler(network, num_steps=number) for number in fewer}
+
+
+def add_curves(
+    entry: Entry,
+    coarse: dict[int, Scores],
+    scores: dict[str, Scores],
+    resamples: Resamples,
+) -> None:
+    """Add the case "evaluations": for every curve the list of "evaluations" and lists of CURVE_METRICS.
+
+    CRPS and energy score are paired ratios to exact samples, or to the corrector as in training if the law is
+    not known. coarse: number of evaluations -> scores of the corrector, from the first starts. scores: model
+    -> scores from all starts, of which the same ones are taken; evaluations of these models are those of the
+    entry, 0 without a network.
+    """
+    count = len(coarse[1]["crps"])
+    first = {model: {key: value[:count] for key, value in found.items()} for model, found in scores.items()}
+    baseline = first["exact" if "exact" in first else "corrector"]
+    points = [("corrector", number, found) for number, found in coarse.items()]
+    for model, found in first.items():
+        evaluations = entry.number(model, "evaluations_per_state") or 0.0
+        points.append((CURVES.get(model, model), round(evaluations), found))
+    curves: dict[str, dict[str, Any]] = {}
+    for name, evaluations, found in points:
+        curve = curves.setdefault(name, {"evaluations": []} | {metric: {} for metric in CURVE_METRICS})
+        curve["evaluations"].append(evaluations)
+        for metric in (ENSEMBLE[key] for key in CURVE_METRICS):
+            if metric.is_compared:
+                interval = compare(metric, found, baseline, resamples[:count])
+            else:
+                interval = resamples[:count].interval(*metric.moments(found, None))
+            for end, value in interval.items():
+                curve[metric.name].setdefault(end, []).append(value)
+    entry.add("", {"starts": count}, "evaluations")
+    for name, curve in curves.items():
+        entry.add(name, curve, "evaluations")
 
 
 # ---- words
@@ -204,8 +307,7 @@ def words_of(entry: Entry) -> list[str]:
     models, cheap, teacher = entry.models(), entry.facts["best_cheap"], "corrector"
 
     def ratio(one: str, other: str, key: str) -> str:
-        top, bottom = entry.number(one, key), entry.number(other, key)
-        return in_words(top / bottom if top is not None and bottom else None)
+        return in_words(entry.number(f"{one} / {other}", key))
 
     starts = ", ".join(
         f"{in_words(entry.number(teacher, 'ssr', case), 2)} from {frames_in_words(case)}"
@@ -214,7 +316,8 @@ def words_of(entry: Entry) -> list[str]:
     leads = known_leads(entry, "ssr") or [None]
     out = [
         f"Setting: {entry.facts['setting']}. {entry.number('', 'num_trajectories')} {entry.facts['split']} "
-        f"trajectories of as many initial conditions, {entry.number('', 'members')} members.",
+        f"trajectories of as many initial conditions, {entry.number('', 'members')} members"
+        f"{on_the_first(entry, teacher)}.",
         "What the corrector adds over the operator: its fair CRPS over the rollout is "
         f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
         f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
@@ -248,12 +351,20 @@ def words_of(entry: Entry) -> list[str]:
         )
     if {"scoring", "student_1"} <= {*models}:
         out.append(
-            "The same network trained by scores, without a teacher, has "
-            f"{ratio('scoring', 'student_1', 'crps')} times the CRPS and "
-            f"{ratio('scoring', 'student_1', 'energy_score')} times the energy score of the student's "
-            "single evaluation."
+            f"The student's single evaluation has {ratio('student_1', 'scoring', 'crps')} times the CRPS and "
+            f"{ratio('student_1', 'scoring', 'energy_score')} times the energy score of the same network "
+            "trained by scores, without a teacher."
         )
     return out
+
+
+def on_the_first(entry: Entry, model: str) -> str:
+    """On how many of the trajectories a model was scored, if not on all."""
+    count = entry.number(model, "num_trajectories")
+    if count == entry.number("", "num_trajectories"):
+        return ""
+    evaluations = entry.number(model, "evaluations_per_state")
+    return f"; the {model}, of {evaluations:.0f} evaluations per state, has the first {count} alone"
 
 
 def frames_in_words(case: str) -> str:

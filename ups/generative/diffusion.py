@@ -22,7 +22,7 @@ from ups.common.progress import beat
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
-NOISE = math.pi / 2  # the angle of pure noise
+PURE_NOISE = math.pi / 2  # the angle of pure noise
 # Of ln tan(angle) in training: 95 % of tan lie in 0.04 to 23, beyond the largest mode of most residuals.
 LOG_TAN_STD = 1.6
 SMALLEST_SINE = 1e-3  # that a map divides by; the sine is 0 at the residual itself
@@ -98,7 +98,9 @@ def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def path(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Iterator[Tensor]:
+def path(
+    velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = PURE_NOISE
+) -> Iterator[Tensor]:
     """States of dx/dangle = F at num_steps + 1 uniform angles from `start` ((batch,) or one, in (0, pi/2]) to
     0.
 
@@ -116,7 +118,7 @@ def path(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = 
         yield x
 
 
-def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Tensor:
+def sample(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = PURE_NOISE) -> Tensor:
     """The end of `path`."""
     for state in path(velocity, x, num_steps, start):
         x = state

@@ -25,7 +25,7 @@ from ups_discovery.seeds import generator
 # fractions of the rows of a training batch
 KIND_FRACTIONS = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}
 COVERAGE = (0.01, 0.5)  # fraction of the cells observed by "points", log-uniform
-NOISE = (0.05, 1.0)  # standard deviation of "noisy" in normalised units (v has 1), log-uniform
+NOISY_STD = (0.05, 1.0)  # standard deviation of "noisy" in normalised units (v has 1), log-uniform
 BLOCKS = (2, 4, 8)  # cells per axis averaged by "coarse"; those that divide the grid are equally likely
 FACTS = ("coverage", "noise", "log2_block")
 
@@ -85,7 +85,7 @@ def sample_levels(space: Sequence[int], rngs: Sequence[torch.Generator]) -> Tens
     kind = {name: index == i for i, name in enumerate(KIND_FRACTIONS)}
     coverage = torch.where(kind["points"], COVERAGE[0] * (COVERAGE[1] / COVERAGE[0]) ** u_level, 1.0)
     block = torch.where(kind["coarse"], torch.tensor(blocks)[(u_level * len(blocks)).long()], 1)
-    noise = torch.where(kind["noisy"], NOISE[0] * (NOISE[1] / NOISE[0]) ** u_level, 0.0)
+    noise = torch.where(kind["noisy"], NOISY_STD[0] * (NOISY_STD[1] / NOISY_STD[0]) ** u_level, 0.0)
     return torch.stack([coverage.masked_fill(kind["none"], 0.0), noise, block], 1)
 
 

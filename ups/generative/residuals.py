@@ -38,7 +38,7 @@ from ups.tasks import Task
 from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
-FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
+LOG_FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
 FLOOR_ROWS = 64  # training solutions behind that mean
 VALIDATION_BATCHES = 8
 EXAMPLE_ROWS = 32  # trajectories behind `TransientResiduals.examples`
@@ -187,7 +187,7 @@ class SteadyResiduals(FieldConditions):
             is_symmetric = symmetry(head.task, codec.space, rng) is not stay
             posterior = LinearPosterior.fit(
                 fields,
-                FLOOR * float(mean),
+                LOG_FLOOR * float(mean),
                 (lambda v: symmetry(head.task, codec.space, rng)(v, codec)) if is_symmetric else None,
             )
         super().__init__(operator, cache.task.name, posterior)
@@ -318,7 +318,6 @@ class Batches:
     """The global training batches of a stage, of reserved residuals; every rank has a shard of each.
 
     stream: names the random numbers, which are functions of (seed, step). local_size: rows of a rank.
-    largest: first step of the task that needs most memory.
     """
 
     def __init__(
@@ -332,9 +331,6 @@ class Batches:
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
         self.schedule = residual_schedule(residuals, "reserved", size, seed + offset)
-        self.largest = self.schedule.step_of_largest(
-            {name: source.cache.frame_bytes for name, source in residuals.items()}
-        )
         self.local_size = len(self.shard(0))
 
     def shard(self, step: int) -> Batch:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ups.common.device import send
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
-from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
+from ups.generative.diffusion import PURE_NOISE, Velocity, column, denoise, diffuse, path, sample
 from ups.generative.residuals import Batches, Residuals, sum_by_task
 from ups.metrics.proper import energy_score, fair_crps
 from ups.training.fit import RanksOfRun
@@ -30,7 +30,7 @@ STREAM = "consistency"  # of the random numbers
 MID_EVERY = 4  # one row in so many starts at mid_angle
 HUBER = 0.03  # pseudo-Huber scale, in residual standard deviations per element
 ALPHA = 0.95  # of the almost fair CRPS (Lang et al. 2024), which penalises two equal members
-BLOCK = 4  # neighbouring tokens in one energy score
+SCORE_TOKENS = 4  # neighbouring tokens in one energy score
 TINY = 1e-12  # smallest squared distance, so that equal samples have a gradient
 MEMBERS = 16  # in validation
 
@@ -38,12 +38,6 @@ MEMBERS = 16  # in validation
 # ---- samplers with one and two evaluations
 
 
-def one_evaluation(student: Velocity, noise: Tensor) -> Tensor:
-    """Samples f(noise, pi/2) of one evaluation, with gradient, from noise (batch, ...)."""
-    return denoise(student, noise, torch.full((len(noise),), NOISE, device=noise.device))
-
-
-@torch.no_grad()
 def sample_student(
     student: Velocity, noise: Tensor, mid_angle: float = 0.0, second: Tensor | None = None
 ) -> Tensor:
@@ -53,7 +47,7 @@ def sample_student(
     y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency
     sampling, Song et al. 2023, algorithm 1). mid_angle in (0, pi/2).
     """
-    y = one_evaluation(student, noise)
+    y = denoise(student, noise, torch.full((len(noise),), PURE_NOISE, device=noise.device))
     if second is None:
         return y
     angle = torch.full((len(noise),), mid_angle, device=noise.device)
@@ -81,13 +75,13 @@ def untrained_map(network: Corrector) -> Corrector:
 
 def mid_step(mid_angle: float, num_steps: int) -> int:
     """The step of a path of `num_steps` that starts nearest to `mid_angle`, but not the first of several."""
-    return min(max(round((1 - mid_angle / NOISE) * num_steps), 1), num_steps - 1)
+    return min(max(round((1 - mid_angle / PURE_NOISE) * num_steps), 1), num_steps - 1)
 
 
 def student_of(teacher: Corrector, mid_angle: float) -> Corrector:
     """A copy of the teacher as a map, with mid_angle moved to the nearest angle of the teacher's path."""
     num_steps = teacher.sampler_steps
-    return as_map(teacher, mid_angle=NOISE * (1 - mid_step(mid_angle, num_steps) / num_steps))
+    return as_map(teacher, mid_angle=PURE_NOISE * (1 - mid_step(mid_angle, num_steps) / num_steps))
 
 
 def pseudo_huber(difference: Tensor) -> Tensor:
@@ -136,7 +130,7 @@ class Solved:
         is_mid = (position + step) % MID_EVERY == 0
         return (
             torch.where(column(is_mid, self.r), self.middle, self.start),
-            torch.where(is_mid, mid_angle, NOISE),
+            torch.where(is_mid, mid_angle, PURE_NOISE),
         )
 
 
@@ -188,7 +182,7 @@ class SolvedPool:
 
 
 def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
-    """0.5 afCRPS of the field + 0.25 energy score of blocks of BLOCK tokens + 0.25 of all tokens, per row
+    """0.5 afCRPS of the field + 0.25 energy score of blocks of SCORE_TOKENS + 0.25 of all tokens, per row
     (batch,).
 
     members (batch, M, *tokens, dim) and truth (batch, *tokens, dim) in units in which errors are of order
@@ -198,11 +192,11 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
     crps = fair_crps(decode(members), decode(truth), ALPHA)
     whole = energy_score(members, truth, TINY)
     lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)  # tokens in storage order
-    usable = lines.shape[2] // BLOCK * BLOCK
+    usable = lines.shape[2] // SCORE_TOKENS * SCORE_TOKENS
     if usable == 0:
         return 0.5 * crps + 0.5 * whole
-    parts = lines[:, :, :usable].unflatten(2, (-1, BLOCK)).flatten(3).movedim(2, 1).flatten(0, 1)
-    parts_ref = lines_ref[:, :usable].unflatten(1, (-1, BLOCK)).flatten(2).flatten(0, 1)
+    parts = lines[:, :, :usable].unflatten(2, (-1, SCORE_TOKENS)).flatten(3).movedim(2, 1).flatten(0, 1)
+    parts_ref = lines_ref[:, :usable].unflatten(1, (-1, SCORE_TOKENS)).flatten(2).flatten(0, 1)
     return (
         0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth), -1).mean(1)
     )
@@ -233,7 +227,7 @@ def _sample(student: Corrector, condition: Condition, noise: Tensor) -> Tensor:
     """Samples (batch, M, ...) of one evaluation from noise (batch, M, ...), as `_scaled`."""
     num, batch = noise.shape[1], torch.arange(len(noise), device=noise.device)
     repeated = condition.rows(batch.repeat_interleave(num))
-    r = one_evaluation(student.velocity(repeated), noise.flatten(0, 1))
+    r = sample_student(student.velocity(repeated), noise.flatten(0, 1))
     return _scaled(student, repeated, r).unflatten(0, (-1, num))
 
 

@@ -17,7 +17,7 @@ from ups.metrics.proper import check_members
 from ups.metrics.spectra import rms
 
 NUM_BINS = 10  # of predicted spread
-CERTAIN, QUIET = 0.01, 0.1  # of the RMS spread over a frame, of its cells
+CERTAIN, QUIET_CELLS = 0.01, 0.1  # of the RMS spread over a frame, of its cells
 RANKED = 2**22  # numbers of members that are ranked at a time
 # stored bins of spread / RMS of the truth: per decade, and in all from 1e-6 to 1e2
 FINE, NUM_FINE = 16, 8 * 16
@@ -107,7 +107,7 @@ def rank_histogram(
     not certain -> (n, T, M + 1).
 
     A cell is certain if truth and members differ by less than CERTAIN of their RMS spread over the frame, and
-    if that is so in QUIET of its cells: nothing happens there, and a rank would be that of rounding errors.
+    if that is so in QUIET_CELLS of its cells: nothing happens there, a rank would be that of rounding errors.
     In a frame with such cells noise of that size is added to truth and members. Ties are broken at random.
     All this treats truth and members alike, so ranks are flat if these are exchangeable (Hamill 2001); one
     guess keeps only the cells in which it is wrong. generators: on the CPU, one for each of the n.
@@ -119,7 +119,7 @@ def rank_histogram(
         *u.shape[:1], *u.shape[2:4], *[1] * (u.ndim - 4)
     )
     is_certain = u.amax(1) - u.amin(1) < unit
-    is_quiet = (is_certain.flatten(3).double().mean(3) > QUIET).view(unit.shape)
+    is_quiet = (is_certain.flatten(3).double().mean(3) > QUIET_CELLS).view(unit.shape)
     is_certain &= is_quiet
     for row in is_quiet.flatten(1).any(1).nonzero()[:, 0].tolist():
         noise = torch.randn(u.shape[1:], generator=generators[row], dtype=u.dtype)

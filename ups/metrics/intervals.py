@@ -17,7 +17,7 @@ from torch import Tensor
 CHUNK = 2**22  # cells scored at a time in float64 (32 MiB per temporary)
 INTERVAL = 0.95
 SWAPS = 1000  # random exchanges of truth and member, behind the noise floor of an energy distance
-FLOOR = 0.95  # quantile of the energy distances after these exchanges
+EXCHANGE_QUANTILE = 0.95  # quantile of the energy distances after these exchanges
 
 Scores = dict[str, Tensor]  # quantities of each trajectory, n first
 Statistic = Callable[[Tensor], Tensor]  # mean of moments (B, M) -> (B, ...)
@@ -257,13 +257,13 @@ def distance_matrix(members: Tensor, truth: Tensor) -> Tensor:
 
 
 def exchange_floor(members: Tensor, truth: Tensor, resamples: Resamples) -> float:
-    """The FLOOR quantile of the energy distance between one member per case (n, d) and truth (n, d) under
+    """The EXCHANGE_QUANTILE of the energy distance between one member per case (n, d) and truth (n, d) under
     random exchanges of member and truth in each group. An exact ensemble is below it with that
     probability."""
     sums, counts = _by_group(distance_matrix(members[:, None], truth), resamples.groups)
     generator = torch.Generator().manual_seed(resamples.seed)
     signs = torch.randint(2, (SWAPS, len(sums)), generator=generator).double() * 2 - 1
-    return float(torch.quantile(((signs @ sums) * signs).sum(1) / counts.sum(), FLOOR))
+    return float(torch.quantile(((signs @ sums) * signs).sum(1) / counts.sum(), EXCHANGE_QUANTILE))
 
 
 def rank_evenness(counts: Tensor, resamples: Resamples) -> Interval:

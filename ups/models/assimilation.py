@@ -15,24 +15,19 @@ A base that can estimate its start is selected with it, if validation forecasts 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.models.rollout import member_noise
-
-if TYPE_CHECKING:
-    pass
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
-QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
+QUIET_FIELD = 0.1  # of the loudest field's noise: sigma of a field without noise
 
 
 def noise_scale(head: TaskHead) -> Tensor:
@@ -40,24 +35,20 @@ def noise_scale(head: TaskHead) -> Tensor:
     noise = head.facts.noise
     sigma = torch.tensor([noise.get(name, 0.0) for name in head.codec.fields]).to(head.codec.std)
     sigma = sigma / head.codec.std
-    return sigma.clamp_min(QUIET * float(sigma.max())).view(-1, *[1] * head.task.ndim)
+    return sigma.clamp_min(QUIET_FIELD * float(sigma.max())).view(-1, *[1] * head.task.ndim)
 
 
 def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], num_members: int) -> Tensor:
     """Normalised frames w (batch, time, C, *space) with fresh noise of measurement, (batch, num_members,
     time, C, *space). names: of the rows, as in `member_noise`."""
     noise = member_noise(w.shape[1:], seed, names, 0, num_members, "start").to(w)
-    return w[:, None] + head.codec.held(noise_scale(head) * noise)
+    return w[:, None] + head.codec.masked(noise_scale(head) * noise)
 
 
 def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:
     """The base's frames (batch, num_frames, C, *space), normalised, of which the first are start (batch,
     history, C, *space)."""
-    frames = [*start.unbind(1)]
-    while len(frames) < num_frames:
-        beat()
-        frames.append(head.next_frame(torch.stack(frames[-head.history :], 1), parameters, is_alone=True))
-    return torch.stack(frames, 1)
+    return torch.cat([start, head.base_frames(start, parameters, num_frames - head.history, True)], 1)
 
 
 def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, num_steps: int) -> Tensor:

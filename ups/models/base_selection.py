@@ -5,7 +5,6 @@ thirty. So each candidate predicts all frames after the context of held-out traj
 of these rollouts decides (ups/select.py), beside its growth beyond the data (stability.py).
 """
 
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from ups.models.assimilation import (
     has_white_noise,
     noise_scale,
     perturbed,
-    trajectory,
 )
 from ups.models.bases import base_class
 from ups.models.bases.base import Base, Fit, Samples
@@ -38,10 +36,9 @@ from ups.models.head_setup import (
     fitted_state,
     unfitted_head,
 )
-from ups.models.rollout import rollout
 from ups.models.stability import Growth
 from ups.select import (
-    NOISE,
+    MEASUREMENT,
     Decision,
     Errors,
     choose,
@@ -67,7 +64,7 @@ def fit_base(
     started = time.perf_counter()
     head, decisions = select_base(cache, base_steps, context_frames, seed, device)
     if cause := cause_of_errors(head, cache, context_frames, seed):
-        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
         decisions.append(cause)
     facts = {
         "description": head.facts.described(),
@@ -181,18 +178,15 @@ def evaluate_candidate(
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(batch, device)), u
         parameters = head.parameters_of(cache, batch, context - 1, u_ref.shape[1] + 1)
-        calls = itertools.count()
-
-        def step(window: Tensor) -> Tensor:
-            later = parameters.later(next(calls))  # noqa: B023
-            return head.next_frame(window, later, is_alone=True)[:, None]
-
         if is_rolled_out:
-            u_pred = rollout(step, given, u_ref.shape[1], head.history)
+            u_pred = head.base_frames(given[:, -head.history :], parameters, u_ref.shape[1], is_alone=True)
         else:
-            u_pred = torch.cat(
-                [step(u[:, frame - head.history : frame]) for frame in range(context, cache.num_frames)], 1
-            )
+            inputs = [u[:, end - head.history : end] for end in range(context, cache.num_frames)]
+            calls = [
+                head.base_frames(frames, parameters.later(number), 1, is_alone=True)
+                for number, frames in enumerate(inputs)
+            ]
+            u_pred = torch.cat(calls, 1)
         # in physical units, as the nRMSE of the report and of the training log
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
@@ -325,9 +319,9 @@ def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> De
     given, w_ref = w[:, :context], task.predicted(w[:, context:])
     start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
     start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
-    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
-    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
-    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    frames = head.base_frames(start, head.parameter_batch(raw), w_ref.shape[1], is_alone=True)
+    members = task.predicted(frames).unflatten(0, (-1, NUM_MEMBERS))
+    valid = task.predicted(head.codec.masked(torch.ones_like(given[:1, :1])))
     noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
     explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
     error = (members.mean(1) - w_ref).square()

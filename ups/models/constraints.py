@@ -47,10 +47,10 @@ class Bounds:
     blows up."""
 
     def __init__(self, head: nn.Module):
-        self.head, self.channel = head, (...,) + (None,) * head.task.ndim
+        self.head, self.shape = head, head.codec.channel_shape
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
-        return torch.clamp(w, self.head.low[self.channel], self.head.high[self.channel])
+        return torch.clamp(w, self.head.low.view(self.shape), self.head.high.view(self.shape))
 
 
 class StartRange:
@@ -95,13 +95,13 @@ class Conserved:
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
         if self.is_linear:
-            change = w_start[:, None].mean(self.space) - w.mean(self.space)
+            change = w_start[:, None].mean(self.space, keepdim=True) - w.mean(self.space, keepdim=True)
             if not all(self.is_conserved):
                 columns = zip(self.is_conserved, change.unbind(2), strict=True)
                 change = torch.stack([c if is_kept else torch.zeros_like(c) for is_kept, c in columns], 2)
-        else:
-            u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
-            change = correction(self.task, self.names, u, u_start, self.codec.valid) / self.codec.std
+            return w + change
+        u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
+        change = correction(self.task, self.names, u, u_start, self.codec.valid) / self.codec.std
         return w + change[(...,) + (None,) * len(self.space)]
 
 
@@ -112,7 +112,7 @@ class Masked:
         self.codec = head.codec
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
-        return self.codec.held(w)
+        return self.codec.masked(w)
 
 
 def correction(

@@ -8,6 +8,8 @@ checks here a wrong type would be an error of torch in the middle of a forecast.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -37,7 +39,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)  # Python's and NumPy's
 
 
 def is_count(value: Any) -> bool:
@@ -304,6 +306,18 @@ class HeadFacts(Facts):
     is_deterministic: bool | None = checked(FLAG, True, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
+
+    @cached_property
+    def component_weights(self) -> dict[str, float]:
+        """The weight of the network's output by component of the operator: "full" serves, "base" is the base
+        alone, and samplers build on "call".
+
+        If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
+        base. A member of an ensemble follows one future, call by call, so "call" has the smallest error in
+        single calls.
+        """
+        call = self.network_weight if self.call_weight is None else self.call_weight
+        return {"full": self.network_weight, "base": 0.0, "call": call}
 
 
 def plain(domain: tuple) -> list:

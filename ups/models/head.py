@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.device import refuse_gradient, send
+from ups.common.progress import beat
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
@@ -29,10 +30,14 @@ from ups.models.facts import (
     require_kinds,
 )
 from ups.tasks import described_task
+from ups_discovery.boundary import BOUNDARIES, along
 
 if TYPE_CHECKING:  # the cache reads files: a forecast has none
     from ups.data.cache import Cache
 
+MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
+# what the network is conditioned on: parameters, log of the time step, fraction of axes with each boundary
+CONDITION_SIZE = MAX_PARAMETERS + 1 + len(BOUNDARIES)
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
 
@@ -74,6 +79,11 @@ class TaskHead(nn.Module):
         forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim + forcing_dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
+        fixed = torch.zeros(CONDITION_SIZE)  # the condition without parameters
+        fixed[MAX_PARAMETERS] = self.log_dt
+        for end in along(self.task.boundary, self.task.ndim):
+            fixed[MAX_PARAMETERS + 1 + BOUNDARIES.index(end)] += 1 / self.task.ndim
+        self.register_buffer("fixed_condition", fixed, persistent=False)
         self._trained = self._scaled_values() if facts.parameters else None
         self._set_constraints()
 
@@ -91,17 +101,6 @@ class TaskHead(nn.Module):
     def is_network_used(self) -> bool:
         """Whether the network serves forecasts of the task; otherwise the base alone does."""
         return self.facts.network_weight > 0
-
-    @property
-    def call_weight(self) -> float:
-        """The weight of the network's output in a call that samplers build on, selected by the error of
-        single calls.
-
-        If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
-        base. A member of an ensemble follows one future, call by call.
-        """
-        weight = self.facts.call_weight
-        return self.facts.network_weight if weight is None else weight
 
     @property
     def start_frames(self) -> int:
@@ -186,8 +185,24 @@ class TaskHead(nn.Module):
             forcing,
         )
 
-    def require_forcing(self, parameters: ParameterBatch) -> None:
-        """Raise ValueError unless the forcing has the shape that a call needs."""
+    def require_shape(self, kind: str, x: Tensor, parameters: ParameterBatch) -> None:
+        """Raise ValueError unless the input x of a call, "fields" or "latents", and its parameters have the
+        shapes of the training."""
+        codec, (frames, *found) = self.input_codec, x.shape[1:]
+        if frames != self.history:
+            raise ValueError(
+                f"{self.name} was given {frames} frames; expected its history of {self.history}. "
+                f"Slice the context."
+            )
+        fields, latents = (codec.num_channels, *codec.space), (*codec.tokens, codec.dim)
+        expected = fields if kind == "fields" else latents
+        if tuple(found) != expected or parameters.index.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"{self.name} was given {len(x)} {kind} of shape {tuple(found)} and {len(parameters.index)} "
+                f"rows of parameters; expected {expected} and a row for each: it was "
+                f"trained on a grid of {codec.space} cells. Pass the field to ups.load(..).forecast(.., "
+                "resample=True), or train on the other grid."
+            )
         names, forcing, num_frames = self.task.forcing, parameters.forcing, 1 + self.bundle
         if forcing is None and not names:
             return
@@ -270,19 +285,16 @@ class TaskHead(nn.Module):
             w = constraint(w, w_start)
         return self.codec.encode(w)
 
-    def next_frame(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next frame (batch, C, *space) from normalised u (batch, history, C_in, *space).
-        is_alone: no network corrects it.
+    def base_frames(
+        self, u: Tensor, parameters: ParameterBatch, num_frames: int, is_alone: bool = False
+    ) -> Tensor:
+        """The base's next frames (batch, num_frames, C, *space), under the constraints of the task, from
+        normalised u (batch, history, C_in, *space). is_alone: no network corrects them.
         """
-        bridged = self.input_codec.bridged(u)
-        u_next = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
-        return self.constrained(u_next[:, None], u[:, -1])[:, 0]
-
-    def base_frames(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next `bundle` frames (batch, bundle, C, *space), inside the codec's subspace; arguments
-        as `next_frame`."""
-        frames = []
-        for frame in range(self.bundle):
-            frames.append(self.next_frame(u, parameters.later(frame), is_alone))
-            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if frame + 1 < self.bundle else u
-        return self.codec.projected(torch.stack(frames, 1))
+        predict, frames = self.base.alone if is_alone else self.base, []
+        for number in range(num_frames):
+            beat()
+            u_next = predict(self.input_codec.bridged(u), parameters.later(number))
+            frames.append(self.constrained(u_next[:, None], u[:, -1]))
+            u = torch.cat([u[:, 1:], frames[-1]], 1) if number + 1 < num_frames else u
+        return torch.cat(frames, 1)

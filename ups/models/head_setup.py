@@ -158,7 +158,7 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     for value in range(len(head.scale)):
         windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
         squares = [
-            head.codec.encode(u_next - head.next_frame(u, parameters)).square().mean()
+            head.codec.encode(u_next - head.base_frames(u, parameters, 1)[:, 0]).square().mean()
             for u, parameters, u_next in windows
         ]
         scales.append(torch.stack(squares).mean().sqrt())

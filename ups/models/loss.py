@@ -15,13 +15,13 @@ from ups.select import MODELS, ROUNDING
 
 # Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
 # end an order of magnitude below it.
-FLOOR = 1e-4
+LOSS_FLOOR = 1e-4
 
 
 def is_worth_training(scale: Tensor) -> bool:
     """Whether the base leaves more than rounding to a network. scale: its RMS error in one call, per
-    parameter value. Far below FLOOR a network still learns: diff_react2d has a scale of 1e-5 and a loss of
-    1.000, and training halves the error of its rollouts.
+    parameter value. Far below LOSS_FLOOR a network still learns: diff_react2d has a scale of 1e-5 and a loss
+    of 1.000, and training halves the error of its rollouts.
     """
     return bool(scale.max() > ROUNDING)
 
@@ -32,14 +32,14 @@ def relative_error(
     """Mean over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes.
 
     scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
-    scale, samples would dominate that the base already solves; without FLOOR, those that it solves to
+    scale, samples would dominate that the base already solves; without LOSS_FLOOR, those that it solves to
     rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval), and
     their mean square is that of the field times values_per_mode.
     """
     axes = tuple(range(1, u_ref.ndim))
-    error = (u_pred - u_ref).square().mean(axes) * values_per_mode + FLOOR**2
+    error = (u_pred - u_ref).square().mean(axes) * values_per_mode + LOSS_FLOOR**2
     residual = (u_ref - u_base.detach()).square().mean(axes) * values_per_mode
-    return (2 * error / (residual + scale**2 + 2 * FLOOR**2)).sqrt().mean()
+    return (2 * error / (residual + scale**2 + 2 * LOSS_FLOOR**2)).sqrt().mean()
 
 
 def relative_field_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:

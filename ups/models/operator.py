@@ -11,7 +11,6 @@ the range of the training data, so long rollouts stay finite (ups/models/constra
 first and the last layer of the network: nothing else reads latents.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,18 @@ from ups.common.device import ONE_CALL, autocast, plain_torch, refuse_gradient
 from ups.common.place import make_target
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
-from ups.models.head import TaskHead
+from ups.models.head import CONDITION_SIZE, TaskHead
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
 from ups.training.weights import load_stage
-from ups_discovery.boundary import BOUNDARIES, PERIODIC, along
+from ups_discovery.boundary import PERIODIC, along
 
 if TYPE_CHECKING:
     from ups.data.cache import Cache
 
-MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-# the operator with its network, its base alone, the one that samplers build on (`TaskHead.call_weight`), or
-# with another weight of the network's output
+# by name (`HeadFacts.component_weights`), or a weight of the network's output
 Component = Literal["full", "base", "call"] | float
 
 
@@ -60,7 +57,7 @@ class Operator(TaskNetwork):
                         f"task.{head.name}.patch."
                     )
         self.condition = nn.Sequential(
-            nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width),
+            nn.Linear(CONDITION_SIZE, self.width),
             nn.SiLU(),
             nn.Linear(self.width, self.width),
         )
@@ -136,19 +133,20 @@ class Operator(TaskNetwork):
         another task, grid or number of frames than the trained one; the check reads shapes alone, so nothing
         waits for the device.
         """
-        head = self._checked("fields", u, task, parameters)
-        weight = self._weight(head, component)
-        u_base = head.base_frames(u, parameters, not weight)
+        head = self.head(task)
+        head.require_shape("fields", u, parameters)
+        weight = head.facts.component_weights.get(component, component)
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
         if not weight:
             return u_base, u_base
-        features = self._features(head, u, u_base, parameters)
-        return self._corrected(head, u, u_base, parameters, features, weight), u_base
+        return self._corrected(head, u, u_base, parameters, weight)[0], u_base
 
     def predict(
         self, z: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
     ) -> tuple[Tensor, Tensor]:
         """`step` from latents z (batch, history, *tokens, dim) to latents (batch, bundle, *tokens, dim)."""
-        head = self._checked("latents", z, task, parameters)
+        head = self.head(task)
+        head.require_shape("latents", z, parameters)
         full, base = self.step(head.input_codec.decode(z), task, parameters, component)
         z_base = head.codec.encode(base)
         return z_base if full is base else head.codec.encode(full), z_base
@@ -159,70 +157,39 @@ class Operator(TaskNetwork):
         """The prediction of component "call" in latents, and the features of the backbone (batch, *tokens,
         width), also if the base serves alone.
         """
-        head = self._checked("latents", z, task, parameters)
-        u, weight = head.input_codec.decode(z), head.call_weight
-        u_base = head.base_frames(u, parameters, not weight)
-        features = self._features(head, u, u_base, parameters)
-        full = self._corrected(head, u, u_base, parameters, features, weight) if weight else u_base
+        head = self.head(task)
+        head.require_shape("latents", z, parameters)
+        u, weight = head.input_codec.decode(z), head.facts.component_weights["call"]
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
+        full, features = self._corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 
-    def _weight(self, head: TaskHead, component: Component) -> float:
-        """The weight of the network's output in a component."""
-        if component == "full":
-            return head.facts.network_weight
-        return {"base": 0.0, "call": head.call_weight}.get(component, component)
+    def _corrected(
+        self, head: TaskHead, u: Tensor, u_base: Tensor, parameters: ParameterBatch, weight: float
+    ) -> tuple[Tensor, Tensor]:
+        """(the base's prediction corrected by `weight` times the network's output, the backbone's features).
 
-    def _checked(self, kind: str, x: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
-        """The head of the task. Raises ValueError if a shape of the input x, "fields" or "latents", does not
-        fit it."""
-        head = self.head(task)
-        codec, (frames, *found) = head.input_codec, x.shape[1:]
-        if frames != head.history:
-            raise ValueError(
-                f"{task} was given {frames} frames; expected its history of {head.history}. "
-                f"Slice the context."
-            )
-        fields, latents = (codec.num_channels, *codec.space), (*codec.tokens, codec.dim)
-        expected = fields if kind == "fields" else latents
-        if tuple(found) != expected or parameters.index.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"{task} was given {len(x)} {kind} of shape {tuple(found)} and {len(parameters.index)} "
-                f"rows of parameters; expected {expected} and a row for each: it was "
-                f"trained on a grid of {codec.space} cells. Pass the field to ups.load(..).forecast(.., "
-                "resample=True), or train on the other grid."
-            )
-        head.require_forcing(parameters)
-        return head
-
-    def _features(self, head: TaskHead, u: Tensor, u_base: Tensor, parameters: ParameterBatch) -> Tensor:
-        """The features of the backbone. In training no gradient passes through its input from the base: one
-        would cost no time, but give other weights than those of the published results.
+        In training no gradient passes through the network's input from the base: one would cost no time, but
+        give other weights than those of the published results.
         """
         base = u_base[:, :1].detach() if self.training else u_base[:, :1]
         series = [head.input_codec.encode(u), head.codec.encode(base)]
         if head.forcing_codec is not None:  # from the last input frame to the last predicted one
             series.append(head.forcing_codec.encode(parameters.forcing[:, : 1 + head.bundle]))
         tokens = torch.cat([z.movedim(1, -2).flatten(-2) for z in series], -1)
+        standard = parameters.standard
+        fixed = head.fixed_condition[standard.shape[1] :]
         with autocast(self.precision, u.device):
-            x = head.into(tokens)
-            return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
-
-    def _corrected(
-        self,
-        head: TaskHead,
-        u: Tensor,
-        u_base: Tensor,
-        parameters: ParameterBatch,
-        features: Tensor,
-        weight: float,
-    ) -> Tensor:
-        """The prediction of the base, corrected by `weight` times the network's output."""
-        with autocast(self.precision, u.device):
+            condition = self.condition(torch.cat([standard, fixed.expand(standard.shape[0], -1)], 1))
+            condition = self.task_embedding[self.names.index(head.name)] + condition
+            features = self.backbone(head.into(tokens), condition, head.task.boundary, head.name)
+            if not weight:
+                return u_base, features
             out = head.out(features)
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
         u_next = u_base + head.codec.decode(scale * change)
-        return head.codec.projected(head.constrained(u_next, u[:, -1]))
+        return head.codec.projected(head.constrained(u_next, u[:, -1])), features
 
     @plain_torch(keeps_gradient=True)
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
@@ -251,10 +218,10 @@ class Operator(TaskNetwork):
         head = self.head(task)
         if torch.is_grad_enabled():
             refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
-        batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
+        batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
 
-        def step(window: Tensor) -> Tensor:
-            return self.step(window, task, batch.later(next(calls) * head.bundle), component)[0]
+        def step(window: Tensor, num_done: int) -> Tensor:
+            return self.step(window, task, batch.later(num_done), component)[0]
 
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
@@ -268,14 +235,6 @@ class Operator(TaskNetwork):
         *tokens, dim)."""
         head = self.head(task)
         return head.codec.encode(self.forecast(head.input_codec.decode(z), task, *arguments, **options))
-
-    def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
-        facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
-        facts[:, : standard.shape[1]] = standard
-        facts[:, MAX_PARAMETERS] = head.log_dt
-        for end in along(head.task.boundary, head.task.ndim):
-            facts[:, MAX_PARAMETERS + 1 + BOUNDARIES.index(end)] += 1 / head.task.ndim
-        return self.task_embedding[self.names.index(head.name)] + self.condition(facts)
 
 
 def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:

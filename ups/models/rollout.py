@@ -11,12 +11,12 @@ from ups_discovery.seeds import generator
 
 
 @torch.no_grad()
-def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, history: int) -> Tensor:
+def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int) -> Tensor:
     """The `num_frames` frames (batch, num_frames, ...) after `context` (batch, time, ...).
 
-    step: maps the last `history` frames (batch, history, ...) to the next few (batch, bundle, ...). If one
-    call is enough (steady tasks), its output may have another shape. Raises ValueError if the context is
-    shorter than the history, or num_frames is below 1.
+    step: maps the last `history` frames (batch, history, ...), and the number of frames that are done, to the
+    next few (batch, bundle, ...). If one call is enough (steady tasks), its output may have another shape.
+    Raises ValueError if the context is shorter than the history, or num_frames is below 1.
     """
     if num_frames < 1:
         raise ValueError(
@@ -32,7 +32,7 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     window = context[:, -history:]
     while done < num_frames:
         beat()
-        new = step(window)
+        new = step(window, done)
         frames.append(new)
         done += new.shape[1]
         if done < num_frames:

@@ -16,7 +16,7 @@ from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
 
 LONG_FACTOR = 4  # length of the rollouts, in lengths of the data
-NOISE = 1e-3  # standard deviations, added to their start; modes of the data below it count as empty
+START_NOISE = 1e-3  # standard deviations, added to their start; modes of the data below it count as empty
 SLACK = 2.0  # factor on the growth that the data allow
 
 
@@ -41,9 +41,9 @@ class Growth:
             moved.append(rms(w - w[:, :1]).amax(0))
             size = size + rms(w - w.mean(space_axes(w), True)).square().sum(0)
             power = power + self.transform(w).abs().square().mean(1).sum(0) / len(rows)
-        self.is_empty = power.sqrt() < NOISE  # C, modes
-        self.moved = torch.stack(moved).amax(0).cummax(0).values.clamp_min(NOISE)
-        half, size = (self.num_frames - 1) // 2, (size / len(rows)).sqrt().clamp_min(NOISE)
+        self.is_empty = power.sqrt() < START_NOISE  # C, modes
+        self.moved = torch.stack(moved).amax(0).cummax(0).values.clamp_min(START_NOISE)
+        half, size = (self.num_frames - 1) // 2, (size / len(rows)).sqrt().clamp_min(START_NOISE)
         faster, larger = self.moved[-1] / self.moved[half], size[-1] / size[half]
         grown = torch.where(faster > 2, torch.maximum(faster, larger), larger)  # 2 is linear growth
         self.rate = grown.log().clamp_min(0) / (self.num_frames / 2)
@@ -62,7 +62,7 @@ class Growth:
         start, parameters = u[:, :1, :num_fields], head.parameters_of(self.cache, rows, 0, self.num_frames)
         forcing = parameters.forcing  # is repeated after its last frame
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
-        u[:, :, :num_fields] += NOISE * noise.to(device)
+        u[:, :, :num_fields] += START_NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
         for frame in range(context, LONG_FACTOR * self.num_frames):
             beat()
@@ -79,7 +79,7 @@ class Growth:
                 return f"{wrong} leaves all bounds of the data within {frame + 1} frames"
             if frame == self.num_frames - 1:
                 empty = self._in_empty_modes(new[:, 0, :num_fields])
-        grown = self._in_empty_modes(new[:, 0, :num_fields]) / empty.clamp_min(NOISE)
+        grown = self._in_empty_modes(new[:, 0, :num_fields]) / empty.clamp_min(START_NOISE)
         if wrong := self._names(~(grown <= allowed)):
             return (
                 f"modes of {wrong} that are empty in the data grow {float(grown.max()):.1e} times from "

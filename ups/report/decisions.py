@@ -8,8 +8,7 @@ from markupsafe import Markup
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.generative.validation import validated_samplers
-from ups.report.tables import Row
-from ups.report.templates import render
+from ups.report.tables import Row, render
 from ups.select import Decision, select_sampler
 from ups.training.artifact import read_stage
 

@@ -16,8 +16,7 @@ from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
-from ups.report.tables import is_interval, label, markdown_table, noise_in_words, ordered
-from ups.report.templates import render
+from ups.report.tables import is_interval, label, markdown_table, noise_in_words, ordered, render
 from ups.results import OBSERVED, Results
 from ups.tasks import in_unit
 from ups.training.artifact import CARD, IMAGES, is_changed_card, pictures_of_card, signed_card

@@ -14,8 +14,7 @@ from ups.common.files import write_atomic
 from ups.common.text import file_stem
 from ups.report import drawing, figures, summary
 from ups.report.sections import ROWS, task_section
-from ups.report.tables import Row
-from ups.report.templates import render
+from ups.report.tables import Row, render
 from ups.results import Results
 
 # key -> type or nested schema; "*": all other keys; a list: all elements. What may be missing may be None.

@@ -18,9 +18,8 @@ from ups.evaluation.gates import horizon_of
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
-from ups.report import animations, drawing, figures, figures_ensemble
-from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered
-from ups.report.templates import render
+from ups.report import drawing, figures, figures_ensemble
+from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered, render
 from ups.results import OBSERVED, Entry
 from ups.tasks import in_unit
 
@@ -142,7 +141,7 @@ def _shown_sample(sample: dict, rank: int, is_rollout: bool) -> dict[str, Any]:
         "label": sample["label"],
         "parameter": sample.get("parameter"),
         "worst": sample["fields"][worst],
-        "player": animations.player(sample, int(worst)) if rank == 0 and is_rollout else "",
+        "player": figures.player(sample, int(worst)) if rank == 0 and is_rollout else "",
         "fields": [
             {
                 "name": sample["fields"][field],
@@ -225,7 +224,7 @@ def ensemble_section(entry: Entry, sample: dict) -> Markup:
         case = f"{sample['fields'][field]} of {name}, trajectory with {sample['label']}"
         maps = list(_member_maps(sample, field, featured(2)))
         players = {
-            model: animations.members_player(sample, model, field)
+            model: figures.members_player(sample, model, field)
             for model in featured(len(sample["times"]) > 1)
         }
     return render(

@@ -11,8 +11,7 @@ from ups.common.text import number
 from ups.evaluation.gates import error_of, horizon_of, network_gain, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
-from ups.report.tables import label
-from ups.report.templates import render
+from ups.report.tables import label, render
 from ups.results import Entry, Interval, Results
 
 ON_THE_BASE = {

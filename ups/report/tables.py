@@ -1,7 +1,12 @@
-"""Names of models, columns of metrics and rows of tables, as the report and the model cards have them."""
+"""Names of models, columns of metrics and rows of tables, as the report and the model cards have them, and
+their templates, which jinja2 fills in."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from ups.common.text import markdown, number
 from ups.metrics.intervals import Metric
@@ -141,3 +146,30 @@ def noise_in_words(task: Entry) -> str:
         + START_IN_WORDS[min(1, noise.get("start_frames", -1))].format(**noise)
         + NOISY_START * noise.get("is_deterministic", False)
     )
+
+
+# ---- templates
+
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+ENVIRONMENT.filters |= {"number": number, "value_of": value_of, "label": label}
+ENVIRONMENT.tests |= {"interval": is_interval, "metric": lambda value: isinstance(value, Metric)}
+
+
+IN_MARKDOWN = ENVIRONMENT.overlay(
+    finalize=lambda value: value if isinstance(value, Markup) else markdown(value)
+)
+
+
+def render(template: str, **values: Any) -> str:
+    """The filled-in template, an .html or .md file. All values are escaped unless they are Markup, as is the
+    HTML."""
+    if template.endswith(".md"):
+        return IN_MARKDOWN.get_template(template).render(values)
+    return Markup(ENVIRONMENT.get_template(template).render(values))

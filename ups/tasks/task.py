@@ -7,6 +7,7 @@ parameter values) is in the configuration.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -107,7 +108,7 @@ class Task:
         if not self.axes:
             object.__setattr__(self, "axes", ("x", "y", "z")[: self.ndim])
 
-    @property
+    @cached_property
     def is_steady(self) -> bool:
         return bool(self.inputs)
 
@@ -121,7 +122,7 @@ class Task:
         """What a file says of the task; `ups.tasks.described_task` is the inverse."""
         return {"name": self.name} | ({"own": dict(self.user_facts)} if self.user_facts is not None else {})
 
-    @property
+    @cached_property
     def moving(self) -> tuple[str, ...]:
         """The predicted fields, which are the first ones."""
         return self.fields[: len(self.fields) - len(self.still)]
@@ -137,7 +138,7 @@ class Task:
             vector for vector in zip(*[iter(self.vector)] * self.ndim, strict=True) if {*vector} <= {*names}
         )
 
-    @property
+    @cached_property
     def offsets(self) -> Mapping[str, float]:
         """Field -> constant that is subtracted from it, for fields whose mean dominates their variation.
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.userdata.describe_axes import MOST_FIELDS, Guess, are_alike, fields_of, require_few
+from ups.userdata.describe_axes import (
+    MOST_ARRAYS,
+    MOST_FIELDS,
+    NUMBER,
+    Guess,
+    are_alike,
+    fields_of,
+    require_few,
+)
 from ups.userdata.describe_coordinates import lists_of
 from ups.userdata.describe_files import pattern_of, sibling_files
 from ups.userdata.describe_lines import Line
@@ -20,7 +28,6 @@ from ups.userdata.inspect_file import rises
 from ups.userdata.layout import field_of
 from ups.userdata.readers import Store
 
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FEWEST = 3  # frames of a film
 FRAMES = 8  # arrays of one shape whose names count them: more than the fields or species of a system
 # what stands before the number of a frame, and the names of its time
@@ -44,11 +51,12 @@ KEYS = "file = {str(key): u for key, u in (file.items() if hasattr(file, 'items'
 def require_films(store: Store) -> None:
     """Raise ValueError, with the lines that convert it, for a file that holds its frames apart, an array for
     each time, or fields on a staggered grid whose axes have names."""
+    require_few(store, store.different_names(MOST_ARRAYS + 1))  # before all are looked at
     if {"data", "dim_names", "dim_types"} <= {*store.names()}:
         raise ValueError(_scene_words(Path(store.path)))
     if words := _frames_words(store):
         raise ValueError(words)
-    require_few(store)
+    require_few(store, store.names())
     if words := _staggered_words(store):
         raise ValueError(words)
 

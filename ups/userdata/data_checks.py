@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ups.common.text import frames_ahead
 from ups.tasks import Finding, Task
 from ups.userdata.grid import MOST_UNEVEN, choose_patch, evenness, find_coordinates, is_globe, on_walls
 from ups.userdata.readers import open_store
@@ -122,11 +123,8 @@ def horizon_words(data: Any) -> str:
     """How far ahead the report judges forecasts, in frames and in units of time; "" of a steady task."""
     if data.task.is_steady:
         return ""
-    ahead, unit = data.num_frames - 1, dict(data.task.units).get("time", "")
-    return (
-        f"forecasts are judged up to {ahead} frame{'s' * (ahead != 1)} ahead, "
-        f"{ahead * data.dt:g} {unit or 'in units of time'}"
-    )
+    num, unit = data.num_frames - 1, dict(data.task.units).get("time")
+    return f"forecasts are judged up to {frames_ahead(num, num * data.dt, unit)}"
 
 
 def horizon(data: Any, scan: Any) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ def describe_file(path: str) -> str:
     require_no_scene(Path(path))
     with open_store(path) as store:
         require_films(store)
-        name, head = _name(Path(store.path)), _files_line(store)
+        name, head = _name(Path(store.path)), Line("files", *pattern_of(Path(store.path)))
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
         section, note = sound(name, [head, *section], test_fraction, Path(store.path))
     data = {"tasks": [name], "source": "user"} | ({"test_fraction": test_fraction} if test_fraction else {})
@@ -92,11 +92,6 @@ def _name(path: Path) -> str:
     except ValueError:
         name = "mine"
     return f"my_{name}" if name in TASKS else name
-
-
-def _files_line(store: Store) -> Line:
-    files, question = pattern_of(Path(store.path))
-    return Line("files", files, question)
 
 
 def _describe_well(store: Store) -> tuple[list[Line], float]:

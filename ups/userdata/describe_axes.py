@@ -3,7 +3,7 @@ coordinates, else in the usual order."""
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -160,13 +160,13 @@ def fields_of(store: Store) -> list[str]:
     return fields
 
 
-def require_few(store: Store) -> None:
+def require_few(store: Store, names: Iterable[str]) -> None:
     """Raise ValueError for a file of too many arrays to be looked at one by one. Numbered groups may be runs
     and count once."""
-    names = {_form(name): name for name in store.names()}
-    if len(names) > MOST_ARRAYS:
-        some = ", ".join([*names.values()][:3])
-        raise _too_many(store, f"{len(names)} arrays of different names ({some}, ..)", MOST_ARRAYS)
+    first = {_form(name): name for name in names}
+    if len(first) > MOST_ARRAYS:
+        some = ", ".join([*first.values()][:3])
+        raise _too_many(store, f"more than {MOST_ARRAYS} arrays of different names ({some}, ..)", MOST_ARRAYS)
 
 
 def _too_many(store: Store, what: str, most: int) -> ValueError:

@@ -71,7 +71,7 @@ def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
     path, found = Path(store.path), []
     if len(parts_of(path)) > 1 or "*" in array:
         return []
-    same, numbers = sibling_files(path), NUMBER.findall(path.stem)
+    same, numbers = {*sibling_files(path)}, NUMBER.findall(path.stem)
     others = [
         other
         for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
@@ -80,7 +80,7 @@ def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
     for other in others[:MOST_FILES]:
         with contextlib.suppress(ValueError, OSError):
             with open_store(other) as alone:
-                require_few(alone)
+                require_few(alone, alone.names())
             with open_store(f"{path}{TOGETHER}{other}") as both:
                 found += [
                     (other, name)

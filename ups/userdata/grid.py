@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}  # per axis, of a patch that is chosen
 TINY = 1e-6  # of an axis, what counts as zero
-CLOSE = 0.1  # of a cell, by which a domain may differ from the coordinates
+DOMAIN_TOLERANCE = 0.1  # of a cell, by which a domain may differ from the coordinates
 MOST_UNEVEN = (
     1.5  # largest step over the smallest, up to which cells may count as equal: Gaussian grids have 1.1
 )
@@ -116,7 +116,7 @@ def read_domain(
     edges = [tidy(value) for value in (low, low + size * step)]
     if not given or size == 1:
         return edges
-    length, apart = given[1] - given[0], CLOSE * step
+    length, apart = given[1] - given[0], DOMAIN_TOLERANCE * step
     is_cells = abs(length - size * step) <= apart and -apart <= x[0] - given[0] <= step + apart
     is_points = end != PERIODIC and abs(length - (size - 1) * step) <= apart and abs(x[0] - given[0]) <= apart
     if not (is_cells or is_points):

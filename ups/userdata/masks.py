@@ -15,7 +15,7 @@ from ups_discovery.boundary import PERIODIC, along
 READ = 2**22  # numbers at a time
 WHOLE: dict[tuple, list["np.ndarray"]] = {}  # files -> whether each frame is whole
 LOOKED_AT = 8  # trajectories in which a mask is sought, spread over all of them
-CLOSE = 1e-6  # relative, of a number that means missing: float32 rounds 1e20
+FILL_TOLERANCE = 1e-6  # relative, of a number that means missing: float32 rounds 1e20
 
 
 def find_mask(data: Any) -> "np.ndarray | None":
@@ -165,5 +165,5 @@ def with_nan(block: "np.ndarray", values: Sequence[str]) -> "np.ndarray":
     if values or block.dtype.kind != "f":  # whole numbers have neither NaN nor an infinity
         block = block.astype(np.promote_types(block.dtype, np.float32))
     for value in map(float, values):
-        block[np.abs(block - value) <= CLOSE * abs(value)] = np.nan
+        block[np.abs(block - value) <= FILL_TOLERANCE * abs(value)] = np.nan
     return block

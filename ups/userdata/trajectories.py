@@ -20,7 +20,7 @@ from ups.userdata.readers import Store, open_store
 from ups.userdata.split import in_time, split
 
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
-BLOCK_BYTES = 16 * 2**20
+READ_BLOCK_BYTES = 16 * 2**20
 MANY = ("trajectory", "time")  # axes of which a read takes a part
 ENOUGH_RUNS = 10  # from which on whole runs, and not windows of them, go to the parts of a split
 MOST_VALUES = 8  # of parameters, each with a base fitted to its trajectories
@@ -111,7 +111,7 @@ class Trajectories:
         if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1}:
             return self.rows[:, 1]
         every, first = range(self.num_trajectories), {}
-        count = max(1, BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
+        count = max(1, READ_BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
         for rows in (every[i : i + count] for i in every[::count]):
             if not {*rows} <= self._first_frames.keys():  # the doctor has read all
                 self.read(rows.start, rows.stop, range(1))
@@ -200,7 +200,7 @@ class Trajectories:
             return rows.copy(), u.copy()
         rows, u = stratified_rows(self, num)
         u = averaged(u, self.task.ndim)
-        if u.nbytes <= BLOCK_BYTES:
+        if u.nbytes <= READ_BLOCK_BYTES:
             self._spread[num] = rows.copy(), u.copy()
         return rows, u
 
@@ -224,8 +224,10 @@ class Trajectories:
         facts, is_grouped = self.task.user_facts or {}, "*" in place.array
         shape = store.array(place.array.replace("*", "".join(file.groups[:1]))).shape
         frame_bytes = 8 * math.prod(n for axis, n in zip(place.axes, shape, strict=True) if axis not in MANY)
-        num_frames = len(wanted) if place.is_steady else max(1, min(len(wanted), BLOCK_BYTES // frame_bytes))
-        num_rows = 1 if is_grouped else max(1, BLOCK_BYTES // (frame_bytes * num_frames))
+        num_frames = (
+            len(wanted) if place.is_steady else max(1, min(len(wanted), READ_BLOCK_BYTES // frame_bytes))
+        )
+        num_rows = 1 if is_grouped else max(1, READ_BLOCK_BYTES // (frame_bytes * num_frames))
         at: dict[str, slice | int] = {**dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
         for axis, size in zip(place.axes, shape, strict=True):
             if axis in self.task.axes:

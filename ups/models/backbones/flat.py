@@ -56,10 +56,9 @@ class Block(nn.Module):
             )
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
-        own, shape = self.own[task], (x.shape[0], *[1] * (x.ndim - 2), -1)
-        shift1, scale1, gate1, shift2, scale2, gate2 = (
-            m.view(shape) for m in own.modulation(condition).chunk(6, -1)
-        )
+        own = self.own[task]
+        modulation = own.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), 6, -1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
         x = x + gate1 * (own.mixing(h) if own.mixing is not None else self.spectral(h, boundary))
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2

@@ -36,10 +36,8 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """x (batch, *tokens, width), condition (batch, width)."""
-        shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
-        scale1, shift1, gate1, scale2, shift2, gate2 = (
-            part.view(shape) for part in self.modulation(condition).chunk(6, -1)
-        )
+        modulation = self.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), 6, -1)
+        scale1, shift1, gate1, scale2, shift2, gate2 = modulation.unbind(-2)
         x = x + (1 + gate1) * self.spectral(x * (1 + scale1) + shift1)
         h = x * (1 + scale2) + shift2
         a, b = self.up(h + self.local(h, self.boundary)).chunk(2, -1)

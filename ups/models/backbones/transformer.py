@@ -106,10 +106,8 @@ class AttentionBlock(nn.Module):
         self.points = Pointwise(model.width, model.mlp_ratio)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
-        shift1, scale1, gate1, shift2, scale2, gate2 = (
-            part.view(shape) for part in self.points.modulation(condition).chunk(6, -1)
-        )
+        modulation = self.points.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), 6, -1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)
         x = x + gate1 * self.attention(nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1)
         return x + gate2 * self.points(nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2)
 

@@ -1,5 +1,6 @@
 """Spectral bases that are fitted in closed form, and the polynomial propagator."""
 
+import functools
 import itertools
 import math
 from abc import abstractmethod
@@ -14,9 +15,10 @@ from ups_discovery.spectral import FieldTransform
 
 MOST_DEGREE = 5
 # of the terms of the rows that are computed at once on a CPU; half and twice of it are slower
-BLOCK_BYTES = 7 * 2**18
+WEIGHT_BYTES = 7 * 2**18
 
 
+@functools.cache
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
     """The channels of every monomial of degree 1 .. `degree`, in order of degree."""
     return [
@@ -90,7 +92,7 @@ class Modal(Base):
             weight = torch.complex(weight, self.weight_imag.permute(0, 3, 2, 1))
         if u.device.type != "cpu" or torch.compiler.is_exporting():
             return self._next(u, parameters, weight)
-        size = max(1, BLOCK_BYTES // weight[0, 0].nbytes)
+        size = max(1, WEIGHT_BYTES // weight[0, 0].nbytes)
         blocks = [slice(first, first + size) for first in range(0, max(1, len(u)), size)]
         return torch.cat([self._next(u[rows], parameters.rows(rows), weight) for rows in blocks])
 

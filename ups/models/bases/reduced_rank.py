@@ -21,7 +21,7 @@ TINY = 1e-15  # of the largest variance: float64 rounding
 ROUNDING = 1e-14  # of the squares of y: smaller errors are rounding
 MOST = 1024  # directions, if x has no more numbers than this
 MANY = 512  # directions otherwise; if there are more, one ridge is tried with all ranks
-BLOCK = 2**16  # columns that are summed in float64 at once
+BLOCK_COLUMNS = 2**16  # columns that are summed in float64 at once
 
 
 class Map(NamedTuple):
@@ -55,7 +55,7 @@ class Directions:
     @classmethod
     def of(cls, x: Tensor) -> "Directions":
         is_tall = x.shape[0] >= x.shape[1]
-        blocks = x.split(max(1, BLOCK * 64 // x.shape[1])) if is_tall else x.T.split(BLOCK)
+        blocks = x.split(max(1, BLOCK_COLUMNS * 64 // x.shape[1])) if is_tall else x.T.split(BLOCK_COLUMNS)
         values, vectors = torch.linalg.eigh(sum((block := part.double()).T @ block for part in blocks))
         kept = (values.flip(0) > TINY * values[-1].clamp_min(1e-300)).nonzero()[:, 0]
         kept = kept[: MOST if x.shape[1] <= MOST else MANY]
@@ -70,7 +70,7 @@ class Directions:
         columns = self.axes @ weights
         if self.axes.shape[0] == self.x.shape[1] and self.x.shape[0] >= self.x.shape[1]:
             return columns.float()
-        return torch.cat([(block.double() @ columns).float() for block in self.x.T.split(BLOCK)])
+        return torch.cat([(block.double() @ columns).float() for block in self.x.T.split(BLOCK_COLUMNS)])
 
 
 @dataclass(frozen=True)

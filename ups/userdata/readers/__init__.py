@@ -59,7 +59,7 @@ def open_here(path: Path) -> Store:
                 f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5."
             )
         from ups.userdata.readers.xarray_files import Zarr as kind
-    elif h5py.is_hdf5(path):
+    elif first == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):  # which looks behind other bytes, too
         kind = Hdf5
     elif first.startswith(b"CDF"):
         from ups.userdata.readers.xarray_files import NetCdf3 as kind
@@ -68,7 +68,7 @@ def open_here(path: Path) -> Store:
     elif zipfile.is_zipfile(path):
         from ups.userdata.readers.numpy_files import Npz, Torch
 
-        names = checked(path, lambda: _names_in_zip(path), ".npz file")
+        names = checked(path, lambda: zipfile.ZipFile(path).namelist(), ".npz file")
         kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
         if any(name.rpartition("/")[2] in MARKS for name in names):
             from ups.userdata.readers.xarray_files import Zarr as kind
@@ -97,8 +97,3 @@ def _begin(path: Path) -> bytes:
         require_unpackable(path, "all arrays", 0, found.st_size, stored)
         budget.allow(work=stored)
         return file.read(8)
-
-
-def _names_in_zip(path: Path) -> list[str]:
-    with zipfile.ZipFile(path) as archive:
-        return archive.namelist()

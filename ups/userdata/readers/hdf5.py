@@ -7,9 +7,9 @@ are read as plain attributes.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ups.userdata.readers.store import (
     checked,
     decoded,
     library,
+    reading,
     require_unpackable,
     without_unwritten,
 )
@@ -32,6 +33,7 @@ from ups.userdata.readers.store import (
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
 DIMENSION = "b'This is a netCDF dimension"  # how the name of one without a coordinate begins
+EARLY = 2000  # arrays, which tell whether a file holds many of different names
 NO_COORDINATE = "_nc4_non_coord_"  # before the name of an array that has the name of a dimension
 # attributes of netCDF-4 about dimensions
 HIDDEN = {
@@ -46,11 +48,13 @@ OF_AXES = {b"DIMENSION_LIST": (h5t.VLEN, h5t.REFERENCE), b"DIMENSION_LABELS": (h
 class Hdf5(Store):
     """An HDF5 file, opened for reading."""
 
+    kind = "HDF5 file"
+
     def __init__(self, path: Path):
         super().__init__(path)
         self.stored: dict[str, Stored] = {}  # by name, once they are listed
         self.last: tuple[str, h5py.Group | h5py.Dataset | None] = ("", None)  # what was looked for, and found
-        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), "HDF5 file")
+        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), self.kind)
 
     def close(self) -> None:
         self.file.close()
@@ -62,53 +66,42 @@ class Hdf5(Store):
             if found is None or _is_dimension(found):
                 above, slash, last = name.rpartition("/")
                 found = node(self.file, f"{above}{slash}{NO_COORDINATE}{last}")
+            if found is None:
+                return None
             self.last = name, found
         return self.last[1]
 
+    @reading
     def _require_whole(self, name: str) -> None:
-        checked(self.path, lambda: self._require_complete(self._node(name)), "HDF5 file")
-
-    def _require_complete(self, found: h5py.Dataset) -> None:
+        found = self._node(name)
         _require_filters(found)
         require_written(found, self.path)
 
+    @reading
     def _names(self) -> list[str]:
-        return checked(self.path, self._listed, "HDF5 file")
-
-    def _listed(self) -> list[str]:
-        self.stored = {
-            name.replace(NO_COORDINATE, ""): self._about(found)
-            for name, found in _arrays(self.file)
-            if not _is_dimension(found)
-        }
+        self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
         return list(self.stored)
 
-    def _array(self, name: str) -> Stored | None:
-        return checked(self.path, lambda: self._found(name), "HDF5 file")
+    @reading
+    def _first_names(self) -> list[str]:
+        return [name for name, _ in itertools.islice(_arrays(self.file), EARLY)]
 
-    def _found(self, name: str) -> Stored | None:
+    @reading
+    def _array(self, name: str) -> Stored | None:
         if name in self.stored:
             return self.stored[name]
-        if name.partition("/")[0].encode() not in self.root_names:
-            return None
         found = self._node(name)
         return self._about(found) if isinstance(found, h5py.Dataset) and found.shape is not None else None
 
-    @cached_property
-    def root_names(self) -> set[bytes]:
-        """The names of the groups, arrays and links at the top: most of the names that are looked for are
-        not among them."""
-        return {name.removeprefix(NO_COORDINATE.encode()) for name in self.file.id}
-
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
+        if not h5a.get_num_attrs(found.id):
+            return Stored(found.shape, kind)
         kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
         return Stored(found.shape, kind, self.plain(_axis_names(found)))
 
+    @reading
     def _read(self, name: str, index: tuple) -> np.ndarray:
-        return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
-
-    def _numbers(self, name: str, index: tuple) -> np.ndarray:
         found = self._node(name)
         _require_filters(found)
         return self._unpacked(np.asarray(found[index]), found)
@@ -122,10 +115,11 @@ class Hdf5(Store):
         found = self._node(group)
         return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
+    @reading
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._node(name) if name else self.file
-        about = {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
-        return self.plain({name: _plain(value) for name, value in about.items() if name not in HIDDEN})
+        names = () if found is None else (name for name in found.attrs if name not in HIDDEN)
+        return self.plain({name: _plain(found.attrs[name]) for name in names})
 
 
 def _classes(kind: h5t.TypeID) -> tuple[int, ...]:
@@ -171,8 +165,11 @@ def _axis_names(found: h5py.Dataset) -> tuple[str, ...]:
 
 
 def _is_dimension(found: h5py.Group | h5py.Dataset) -> bool:
-    """Whether it is a dimension of netCDF without a coordinate."""
-    return h5a.exists(found.id, b"NAME") and str(found.attrs["NAME"]).startswith(DIMENSION)
+    """Whether it is a dimension of netCDF without a coordinate. Short names are not read: this takes time."""
+    if not h5a.exists(found.id, b"NAME"):
+        return False
+    is_long = h5a.open(found.id, b"NAME").get_storage_size() >= len(DIMENSION)
+    return is_long and str(found.attrs["NAME"]).startswith(DIMENSION)
 
 
 def _plain(value: Any) -> Any:
@@ -195,8 +192,9 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
                 budget.allow_object()
-                if found.shape is not None:  # h5py.Empty, without any numbers
-                    yield f"{above}{name}", found
+                # h5py.Empty has no shape and no numbers
+                if found.shape is not None and not _is_dimension(found):
+                    yield f"{above}{name}".replace(NO_COORDINATE, ""), found
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
                     budget.allow_object()
@@ -206,6 +204,8 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
 
 def _require_filters(dataset: h5py.Dataset) -> None:
     """Raise ValueError for an array compressed by a filter that is not installed, such as Blosc."""
+    if not dataset.chunks:
+        return
     filters = dataset.id.get_create_plist()
     missing = [
         f"{name.decode(errors='replace') or 'number'} ({code})"

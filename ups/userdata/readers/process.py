@@ -2,14 +2,19 @@
 
 One process serves a command and all its files. A file that crashes a library or needs more than the budget
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
+
+Each request costs a trip there and back. What was asked of one file of a set is therefore sent with the
+opening of the next one, which takes one trip.
 """
 
 import builtins
 import contextlib
 import io
+import itertools
 import math
 import os
 import pickle
+import re
 import signal
 import stat
 import subprocess
@@ -31,6 +36,7 @@ COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
 MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
+MOST_AHEAD = 64  # requests that are sent with the opening of a file
 SMALL, MOST_SMALL = 2**14, 128  # numbers of an array that is read as a whole, and such arrays that are kept
 NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
@@ -40,6 +46,9 @@ MESSAGES = {
     "pathlib": {"PosixPath"},
     "ups": {"Stored", "DamagedError"},
 }
+
+
+Reply = tuple[Exception | None, Any]  # the error of a request, its answer
 
 
 class Messages(pickle.Unpickler):
@@ -71,17 +80,23 @@ class ReadingProcess:
         )
         self.owner, self.lock = os.getpid(), threading.Lock()
         self.closed: list[int] = []  # files to close before the next request
+        self.numbers = itertools.count()  # of files that are opened
 
     def call(self, path: Path | str, *request: Any) -> Any:
-        """The answer to a request about the file at a path or an address. Raises the error of its reader, and
-        DamagedError if the process died of the file."""
+        """The answer to a request (method, number of an open file, arguments) about the file at a path or an
+        address. Raises the error of its reader, and what `replies` raises."""
+        return answer_of(self.replies(path, [request])[0])
+
+    def replies(self, path: Path | str, requests: list[tuple]) -> list[Reply | None]:
+        """The reply to the first request, and those to further ones which are sent ahead: none if the first
+        fails, and None for a large array. Raises DamagedError if the process died of the file."""
         with self.lock:
-            request = os.getcwd(), self.closed, *request
+            message = os.getcwd(), self.closed, requests
             self.closed = []
             try:
-                pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
+                pickle.dump(message, self.process.stdin, pickle.HIGHEST_PROTOCOL)
                 self.process.stdin.flush()
-                error, answer = Messages(self.process.stdout).load()
+                return Messages(self.process.stdout).load()
             except (EOFError, BrokenPipeError):
                 raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
             except pickle.UnpicklingError as error:
@@ -93,9 +108,6 @@ class ReadingProcess:
             except BaseException:  # of a signal: the next call would take the answer for its own
                 self.end()
                 raise
-        if error is not None:
-            raise error
-        return answer
 
     def _death(self) -> str:
         code = self.process.wait()
@@ -114,6 +126,14 @@ class ReadingProcess:
             self.process.wait()
             self.process.stdin.close()
             self.process.stdout.close()
+
+
+def answer_of(reply: Reply) -> Any:
+    """The answer in a reply. Raises its error."""
+    error, answer = reply
+    if error is not None:
+        raise error
+    return answer
 
 
 _running: ReadingProcess | None = None
@@ -142,20 +162,41 @@ def _answers_before(path: Path) -> dict[tuple, Any]:
     return {}
 
 
+@lru_cache(MOST_REMEMBERED)
+def _usual_requests(form: str) -> list[tuple]:
+    """What was asked of the last file of a form of names."""
+    return []
+
+
 class Foreign(Store):
-    """A file that is open in the reading process. It is opened again where another file ended that."""
+    """A file that is open in the reading process. It is opened again where another file ended that.
+
+    usual: the requests about the file before, of a name that differs in numbers alone, and then about this
+    one; ahead: replies to these that came with the opening.
+    """
 
     def __init__(self, path: Path):
         super().__init__(path)
         self.process, self.known, self.numbers = None, _answers_before(path), {}
-        self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name, ()))
+        self.usual = _usual_requests(re.sub(r"\d+", "#", str(path)))
+        self.asked: dict[tuple, None] = {}
+        self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name))
         self._open()
 
     def _open(self) -> None:
         self.process = running()
-        self.number, self.is_single = self.process.call(self.path, "open", self.path)
+        self.number = next(self.process.numbers)
+        ahead = [request for request in self.usual if request not in self.known]
+        requests = [(method, self.number, *arguments) for method, *arguments in [("open", self.path), *ahead]]
+        first, *others = self.process.replies(self.path, requests)
+        self.is_single = answer_of(first)
+        self.ahead = {request: reply for request, reply in zip(ahead, others, strict=True) if reply}
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, *request: Any) -> Any:
+        self.asked[request] = None
+        return answer_of(self.ahead.pop(request)) if request in self.ahead else self._call(*request)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
         if self.process is not running():
             self._open()
         return self.process.call(self.path, method, self.number, *arguments)
@@ -167,10 +208,14 @@ class Foreign(Store):
 
     def close(self) -> None:
         self.process.closed.append(self.number)
+        self.usual[:] = [*self.asked][:MOST_AHEAD]
 
     @property
     def listed(self) -> dict[str, Stored]:
         return self._once("listed")
+
+    def different_names(self, most: int) -> list[str]:
+        return self._ask("different_names", most)
 
     def array(self, name: str) -> Stored | None:
         return self.known.get(("listed",), {}).get(name) or self._once("array", name)
@@ -187,10 +232,9 @@ class Foreign(Store):
         return self._once("group_names", group)
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        found = self.array(name)
-        if found is not None and math.prod(found.shape) <= SMALL:  # --describe reads many parts of these
+        if _is_small(self.array(name)):  # --describe reads many parts of these
             return self.small(name)[index].copy()
-        return self._ask("read", name, index)
+        return self._call("read", name, index)
 
     def whole(self, name: str) -> np.ndarray:
         if name not in self.numbers:
@@ -200,6 +244,10 @@ class Foreign(Store):
 
     def require_whole(self, name: str) -> None:
         self._ask("require_whole", name)
+
+
+def _is_small(found: Stored | None) -> bool:
+    return found is not None and math.prod(found.shape) <= SMALL
 
 
 def serve(opened: Callable[..., Store]) -> None:
@@ -214,33 +262,37 @@ def serve(opened: Callable[..., Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, closed, method, *arguments = Messages(sys.stdin.buffer).load()
+            folder, closed, [first, *ahead] = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
             for number in closed:
                 with contextlib.suppress(Exception):  # the next request is about another file
                     stores.pop(number).close()
-            answer = _answer(stores, opened, method, arguments)
-            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            replies = [_reply(stores, opened, first)]
+            if replies[0][0] is None:
+                replies += [_reply(stores, opened, request, is_ahead=True) for request in ahead]
+            pickle.dump(replies, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
 
 
-def _answer(
-    stores: dict[int, Store], opened: Callable[..., Store], method: str, arguments: list
-) -> tuple[Exception | None, Any]:
-    """(The error of a request, its answer.)"""
-    path = arguments[0] if method == "open" else stores[arguments[0]].path
+def _reply(
+    stores: dict[int, Store], opened: Callable[..., Store], request: tuple, is_ahead: bool = False
+) -> Reply | None:
+    """The reply to a request; None for a large array, if nothing has asked for it yet."""
+    method, number, *arguments = request
+    path = arguments[0] if method == "open" else stores[number].path
     try:
         if method == "open":
             budget.begin()
-            stores[number := max(stores, default=0) + 1] = store = opened(*arguments)
+            stores[number] = store = opened(*arguments)
             store.used = budget.used()
-            return None, (number, store.is_single)
-        number, *arguments = arguments
+            return None, store.is_single
         store = stores[number]
         budget.begin(*(0, 0) if method in NUMBERS else store.used)
-        if method == "listed" and path.is_file():
+        if method in ("listed", "different_names") and path.is_file():
             budget.allow(work=path.stat().st_size)
         if method in NUMBERS:
+            if is_ahead and not _is_small(store.array(arguments[0])):
+                return None
             store.allow(*arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
         if method not in NUMBERS:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -127,6 +127,9 @@ class Store:
 
     def __init__(self, path: Path):
         self.path = path
+        self.lines: dict[str, np.ndarray | None] = {}  # name -> what `inspect_file.line_in` found
+        self._found_arrays: dict[str, Stored | None] = {}
+        self._sampled: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +142,17 @@ class Store:
 
     def names(self) -> list[str]:
         return list(self.listed)
+
+    def different_names(self, most: int) -> list[str]:
+        """The first arrays of up to `most` whose names differ in more than numbers."""
+        found: dict[str, str] = {}
+        for name in self._first_names():
+            if len(found) < most:
+                found.setdefault(re.sub(r"\d+", "#", name), name)
+        return [*found.values()]
+
+    def _first_names(self) -> Iterable[str]:
+        return self.names()
 
     @cached_property
     def listed(self) -> dict[str, Stored]:
@@ -158,10 +172,6 @@ class Store:
         if name not in self._found_arrays:
             self._found_arrays[name] = self._look_for(name)
         return self._found_arrays[name]
-
-    @cached_property
-    def _found_arrays(self) -> dict[str, Stored | None]:
-        return {}
 
     def _look_for(self, name: str) -> Stored | None:
         whole, part = self._part(name)
@@ -201,15 +211,6 @@ class Store:
             samples = [tuple(slice(first, first + SAMPLED) for first in some) for some in starts]
             self._sampled[name] = np.max([_sizes(self._read(name, index)) for index in samples], 0)
         return self._sampled[name]
-
-    @cached_property
-    def lines(self) -> "dict[str, np.ndarray | None]":
-        """What `ups.userdata.inspect_file.line_in` found, by name."""
-        return {}
-
-    @cached_property
-    def _sampled(self) -> dict[str, np.ndarray]:
-        return {}
 
     def _part(self, name: str) -> tuple[str, str]:
         """(The array that holds `name`, "real" or "imag", or "" for the whole array.)"""
@@ -301,6 +302,16 @@ def _sizes(values: np.ndarray) -> tuple[float, float]:
     """The largest real and imaginary part of complex numbers; NaN counts as 0."""
     parts = (np.abs(np.nan_to_num(PARTS[part](values))) for part in PARTS)
     return tuple(float(part.max(initial=0)) for part in parts)
+
+
+def reading(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a reader, `checked`."""
+
+    @wraps(method)
+    def found(self: Store, *arguments: Any) -> Any:
+        return checked(self.path, lambda: method(self, *arguments), self.kind)
+
+    return found
 
 
 def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:

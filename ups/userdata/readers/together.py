@@ -13,7 +13,7 @@ from ups.common.files import TOGETHER
 from ups.userdata.readers.store import Store, Stored
 
 MOST = 2**16  # numbers of a coordinate; longer ones are not compared
-CLOSE = 1e-3  # of its step, by which coordinates may differ
+STEP_TOLERANCE = 1e-3  # of its step, by which coordinates may differ
 
 
 class Together(Store):
@@ -94,7 +94,11 @@ class Together(Store):
                 unit = str(store.attributes(name).get("units", ""))
                 other, expected, other_unit = first.setdefault(name, (store, values, unit))
                 step = np.abs(np.diff(expected)).min(initial=np.inf)
-                allowed = CLOSE * step if np.isfinite(step) else CLOSE * np.abs(expected).max(initial=0)
+                allowed = (
+                    STEP_TOLERANCE * step
+                    if np.isfinite(step)
+                    else STEP_TOLERANCE * np.abs(expected).max(initial=0)
+                )
                 is_same = (unit, values.shape) == (other_unit, expected.shape)
                 if not (is_same and (np.abs(values - expected) <= allowed).all()):
                     raise ValueError(
