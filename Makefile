@@ -164,8 +164,8 @@ sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and c
 	$(PY) -m ups.commands.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
 	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
-bench-gpu: $(ENVIRONMENT)     ## Measure a training step on this machine's GPUs: samples per second, fraction of peak, bf16, compiled
-	$(PY) -m bench.gpu --config $(CONFIG) $(ARGS)
+bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table
+	PYTHON=$(PY) bash bench/gpu_check.sh $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing
 	@stages=$$($(PY) -m ups.commands.stages stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \

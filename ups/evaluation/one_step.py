@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.progress import note
 from ups.evaluation.checks import ranks_of_data, response
 from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, compare_common, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
@@ -55,6 +56,7 @@ def assess_one_step(
     others = [name for name in ensembles.names if name not in costly]
     windows = one_step(ensembles, count, num_members, others, num_exact=num_exact)
     if costly:
+        note(f"{entry.name}: single steps of {', '.join(costly)}")
         windows.samples.update(one_step(ensembles, min(FEW, count), num_members, costly).samples)
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     resamples = Resamples(num_bootstrap, ensembles.seed, groups)
@@ -94,6 +96,7 @@ def assess_one_step(
             add(name, {"less_than_teacher": less})
 
     # ---- the corrector's sampler, on the first of the same windows
+    note(f"{entry.name}: single steps again")
     few = max(2, count // (4 * FRACTION))
     fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
     add("", {"ssr_less_64_steps": compare_common(scores["corrector"], fine, resamples)["ssr_less"]})
