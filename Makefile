@@ -80,7 +80,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu record tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -154,6 +154,9 @@ lint: $(ENVIRONMENT)          ## Style
 bench: cache                  ## Compare with an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
+record: $(ENVIRONMENT)       ## Seconds from a cache to the error of the best published network: make record TASK=burgers1d BUDGET=90 (bench/record.py)
+	$(PY) -m bench.record --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS)) data.tasks=[$(TASK)] $(ARGS)
+
 tune: cache                   ## Search settings of all three models for a task, on validation: make tune TASK=burgers1d BUDGET=180
 	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
 
@@ -164,8 +167,8 @@ sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and c
 	$(PY) -m ups.commands.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
 	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
-bench-gpu: $(ENVIRONMENT)     ## Measure a training step on this machine's GPUs: samples per second, fraction of peak, bf16, compiled
-	$(PY) -m bench.gpu --config $(CONFIG) $(ARGS)
+bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table
+	PYTHON=$(PY) bash bench/gpu_check.sh $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing
 	@stages=$$($(PY) -m ups.commands.stages stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \

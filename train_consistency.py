@@ -100,7 +100,6 @@ def main() -> None:
     student = run.attach(warm_start(run, student_of(teacher, section.mid_angle), config))
     loss = partial(loss_of, student, pool, section.members, tuned_from)
     # tuning needs most memory
-    run.probe(partial(loss, train.steps - 1, batches.largest), batches.local_size)
 
     # ---- loop
     for step in run.steps():

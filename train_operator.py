@@ -13,7 +13,6 @@ model.safetensors, done.json.
 Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -24,6 +23,7 @@ from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
 from ups.models.base_selection import describe_selection, fit_base
+from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Component, Operator
@@ -32,15 +32,23 @@ from ups.select import NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, scores_of, sel
 from ups.training.ending import main_guard
 from ups.training.fit import fit_once
 from ups.training.run import Run
+from ups.training.strategies import SplitLoss
 
 STAGE = "operator"
 
 
-def loss_of(operator: Operator, windows: Windows, batch: Batch, rows: slice) -> tuple[Tensor, dict]:
-    """Loss and metrics of some rows of this rank's shard of a batch."""
+def read(operator: Operator, windows: Windows, batch: Batch, rows: slice) -> tuple[Tensor | None, ...]:
+    """What `loss_of` computes the loss of some rows of this rank's shard of a batch from."""
     u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, rows)
-    loss, metrics = operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
-    return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
+    return u, u_ref, *vars(parameters).values()
+
+
+def loss_of(
+    operator: Operator, task: str, field_weight: float, u: Tensor, u_ref: Tensor, *parameters: Tensor | None
+) -> tuple[Tensor, dict]:
+    """Loss and metrics of windows of a task. parameters: the values of their `ParameterBatch`."""
+    loss, metrics = operator_loss(operator, task, u, u_ref, ParameterBatch(*parameters), field_weight)
+    return loss, {f"{task}/{key}": value for key, value in metrics.items()}
 
 
 def validate(
@@ -99,10 +107,8 @@ def main() -> None:
         )
     if trained:
         windows = Windows(trained, config.task, contexts, config.operator, seed)
-        sizes = {name: cache.frame_bytes for name, cache in trained.items()}
-        batch = windows.schedule.batch(windows.schedule.step_of_largest(sizes)).shard(run.rank, run.world)
-        unrolled = replace(batch, step=train.steps - 1)
-        run.probe(partial(loss_of, operator, windows, unrolled), len(unrolled))
+        weight = config.operator.field_weight
+        losses = {name: partial(loss_of, operator, name, weight) for name in trained}
     else:
         run.skip_loop("no task has a base that a network could improve")
 
@@ -112,7 +118,8 @@ def main() -> None:
             windows.schedule.batch(number).shard(run.rank, run.world) for number in (step, step + 1)
         )
         read_ahead = partial(windows.read_ahead, following, run.device)
-        run.update(partial(loss_of, operator, windows, batch), len(batch), read_ahead, batch.task)
+        loss = SplitLoss(partial(read, operator, windows, batch), losses[batch.task])
+        run.update(loss, len(batch), read_ahead, batch.task)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)

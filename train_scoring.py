@@ -67,7 +67,6 @@ def main() -> None:
     start = {"corrector": as_map, "fresh": untrained_map}[section.start]
     network = run.attach(warm_start(run, start(corrector), config))
     loss = partial(loss_of, network, batches, section.members)
-    run.probe(partial(loss, batches.largest), batches.local_size)
 
     # ---- loop
     for step in run.steps():

@@ -55,7 +55,6 @@ def main() -> None:
     corrector = run.attach(warm_start(run, corrector, config))
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
     loss = partial(loss_of, corrector, batches, section.noises)
-    run.probe(partial(loss, batches.largest), batches.local_size)
 
     # ---- loop
     for step in run.steps():

@@ -11,6 +11,7 @@ are normalised and channels-last, (batch, *space, channel), unless stated otherw
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -363,13 +364,14 @@ def train(
     score: Callable[[Trained], float] | None = None,
     clock: Callable[[], float] = time.process_time,
     device: str = "cpu",
+    enough: float = -math.inf,
 ) -> Trained:
     """Train one baseline for `budget_seconds` of `clock` and return it with the weights that `score` (of the
     validation rows, lower is better; not counted in the budget) prefers among those at the CHECKPOINTS and
     the end; without it, the last.
 
     Normalising the data and building the network come before the budget; it ends before a step that would not
-    fit."""
+    fit, and where validation finds an error of at most `enough`."""
     trainer = Trainer(problem, settings, seed, device)
     watch = Stopwatch(clock)
     cpu_start = time.process_time()
@@ -397,6 +399,8 @@ def train(
             break
         if due and score is not None and begin >= due[0] * budget_seconds:
             validate(due.pop(0))
+            if best[0] <= enough:
+                break
         trainer.step(begin / budget_seconds)
         result.steps += 1
         if trainer.device.type == "cuda":

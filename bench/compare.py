@@ -68,8 +68,10 @@ def fit(
     args: argparse.Namespace,
     seed: int,
     budget: float,
+    enough: float = -math.inf,
 ) -> Trained:
-    """Train one model and return it with weights selected on validation.
+    """Train one model and return it with weights selected on validation. An error of at most `enough` there
+    ends the training early.
 
     All models get physical context frames and parameters, and nothing else of the test trajectories. Ours may
     have the structure of an equation built in by its bases: this compares tools, not generic networks.
@@ -78,10 +80,10 @@ def fit(
         return correction.train_ours(args, settings, seed, budget)
     if model in OURS:
         changes = settings if model == "ours" else generic(settings, config, problem.name)
-        return train_ours(args, changes, seed, budget)
+        return train_ours(args, changes, seed, budget, enough=enough)
     if model in CORRECTED:
         problem = correction.corrected(problem, config, open_cache(config, problem.name))
-    return train_rival(args, config, problem, val, settings, seed, budget)
+    return train_rival(args, config, problem, val, settings, seed, budget, enough)
 
 
 def settings_of(

@@ -54,17 +54,18 @@ def fit_bases(
     place: torch.device,
     watch: Stopwatch,
     budget_seconds: float = math.inf,
+    enough: float = -math.inf,
 ) -> tuple[TaskHead, float]:
     """Return the head of the best base and its validation error. Rollouts of the bases are not timed.
 
-    No fit is started after half of the budget.
+    No fit is started after half of the budget, or after one with an error of at most `enough`.
     """
     context, settings = cache.context(config), config.operator
     shortlist = Shortlist(cache, context, seed)
     for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
-        if watch() > budget_seconds / 2:
+        if watch() > budget_seconds / 2 or shortlist.scores[name] <= enough:
             break
 
     head, decisions = shortlist.select()
@@ -97,13 +98,15 @@ def train_ours(
     modify: Callable[[Operator], None] | None = None,
     windows_of: type[Windows] = Windows,
     cache: Cache | None = None,
+    enough: float = -math.inf,
 ) -> Trained:
     """Train on one task for `budget_seconds` of `clock`, including fits but not validation; weights are
     selected on validation.
 
-    fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes the
-    operator before its first step. windows_of: makes its windows. cache: data, if not those of the
-    configuration. A start far from all training trajectories is forecast all the same, as the baselines do.
+    fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes
+    the operator before its first step. windows_of: makes its windows. cache: data, if not those of the
+    configuration. enough: a validation error that ends the training early. A start far from all training
+    trajectories is forecast all the same, as the baselines do.
     """
     config = dataclasses.replace(
         config,
@@ -112,7 +115,7 @@ def train_ours(
     )
     cache, place = cache or open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(clock), time.process_time()
-    head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds)
+    head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds, enough)
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_state(head)
     operator = build_operator(
@@ -134,7 +137,8 @@ def train_ours(
     def training_steps() -> Iterator[int]:
         """Take steps until the budget is spent, and validate at the checkpoints."""
         nonlocal chosen
-        marks, is_exact = [0.7, 0.85, 1.0], not is_worth_training(operator.heads[task].scale)
+        marks = [0.7, 0.85, 1.0]
+        is_exact = best <= enough or not is_worth_training(operator.heads[task].scale)
         while marks:
             share = 1.0 if is_exact else min(watch() / budget_seconds, 1.0)
             if share < 1.0:
@@ -149,6 +153,8 @@ def train_ours(
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
                     chosen = (min(found.values()), ema.snapshot())
+                if chosen[0] <= enough:
+                    break
 
     def loss(now: int) -> Tensor:
         batch = windows.schedule.batch(len(times))

@@ -228,6 +228,7 @@ def train_rival(
     settings: Settings,
     seed: int,
     budget: float,
+    enough: float = -math.inf,
 ) -> Trained:
     """Train one baseline; its weights are selected on validation."""
 
@@ -235,7 +236,7 @@ def train_rival(
         errors, _ = rollout(trained, val, config.evaluate.batch_size)
         return float(headline(errors.moments(problem.is_steady).mean(0, keepdim=True), problem.is_steady)[0])
 
-    return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device)
+    return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device, enough)
 
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float, **given: Any) -> Trained:
@@ -393,9 +394,15 @@ def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
 # ---- command -----------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all benchmarks that train."""
-    parser.add_argument("--budget", type=float, required=True, help="seconds of training per model and seed")
+def add_arguments(parser: argparse.ArgumentParser, budget: float | None = None) -> None:
+    """Add the options of all benchmarks that train. budget: what --budget is if it is not given."""
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=budget,
+        required=budget is None,
+        help="seconds of training per model and seed",
+    )
     parser.add_argument(
         "--search",
         type=float,

@@ -24,7 +24,6 @@ from ups.generative.student import (
     Solved,
     endpoint_loss,
     mid_step,
-    one_evaluation,
     sample_student,
     solve_path,
 )
@@ -418,7 +417,7 @@ class Scale:
         return self.mean + self.std * log_scale.exp() * (mean + r)
 
 
-def fit_scale(problem, key: str, num_steps: int = 400) -> Scale:
+def fit_scale(problem, key: str, num_steps: int) -> Scale:
     draws = stream(key, "scale")
     c = problem.conditions(2**15, draws)
     r = problem.residuals(c, draws)
@@ -461,14 +460,16 @@ class Model:
     def from_teacher(self, c: Tensor, noise: Tensor, num_steps: int = STEPS) -> Tensor:
         return self.restored(c, sample(self.teacher.given(c), noise, num_steps))
 
+    @torch.no_grad()
     def from_student(self, student: Net, c: Tensor, noise: Tensor, second: Tensor | None = None) -> Tensor:
         """In one evaluation, or in two when there is a `second` noise."""
         return self.restored(c, sample_student(student.given(c), noise, MID_ANGLE, second))
 
 
-def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 128) -> Model:
-    """A teacher of `problem`, trained by the production loss."""
-    scale = fit_scale(problem, key) if scaled else Scale(torch.zeros(()), torch.ones(()))
+def learn(problem, key: str, num_steps: int, scale_steps: int = 400, width: int = 128) -> Model:
+    """A teacher of `problem`, trained by the production loss. scale_steps: of the conditional mean and scale;
+    0: residuals are not whitened."""
+    scale = fit_scale(problem, key, scale_steps) if scale_steps else Scale(torch.zeros(()), torch.ones(()))
     teacher = Net(problem.dim, problem.num_conditions, stream(key, "weights"), width)
     model = Model(problem, key, scale, teacher, copy.deepcopy(teacher))
     largest = float(largest_mode(model.draw(4096, stream(key, "modes"))[1]))
@@ -690,7 +691,7 @@ def learn_ensemble(
     def loss(draws: Generator) -> Tensor:
         c, r = model.draw(batch, draws)
         noise = normal(batch * members, r.shape[1], draws=draws)
-        drawn = one_evaluation(net.given(c.repeat_interleave(members, 0)), noise)
+        drawn = sample_student(net.given(c.repeat_interleave(members, 0)), noise)
         return loss_of(drawn.unflatten(0, (batch, members)), r)
 
     model.log[name] = train(net, loss, num_steps, stream(model.key, name))

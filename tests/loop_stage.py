@@ -6,7 +6,6 @@ process of its own with a hard time limit, its own exit code and a log file."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -19,7 +18,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +172,6 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         os.dup2(ends[1], 2)
     if options.get("unwatched", False):  # as where ups_launch is not installed
         ups.training.activity.ups_launch = None
-    if options.get("backend", False):
-        torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=options["backend"])
     if options.get("impatient", False):
         ups.training.run.LOCK_WAIT_S = 0.2
     run = Run.start(
@@ -218,10 +214,6 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
 
         return loss_function
 
-    if options.get("probe", False):
-        ups.training.update.PROBED = ("cpu",)
-    batch = schedule.batch(0).shard(run.rank, run.world)
-    run.probe(loss_of(batch), len(batch))
     if fault.get("kind") == "export":
 
         def full(*_: object) -> None:
@@ -232,8 +224,6 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         batch = schedule.batch(step).shard(run.rank, run.world)
         if options.get("slow", False):
             time.sleep(0.1)
-        if run.rank == 1 and step == 0:  # as a compiler may, with the interpreter's lock
-            ctypes.PyDLL(None).sleep(options.get("compiles_s", 0))
         with (Path(root) / f"rows{run.rank}.jsonl").open("a") as file:
             file.write(json.dumps([step, batch.rows.tolist()]) + "\n")
         if step in options.get("twice", ()):  # and the checkpoint before it loaded between the two

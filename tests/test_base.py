@@ -4,10 +4,12 @@ definitions, exact solutions, hand-set weights."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ups.config.model import BASES
 from ups.models.bases import base_class
@@ -549,7 +551,7 @@ def test_transport_finds_burgers_equation_from_data():
         rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
         return u[rows], parameter_batch(logs[rows]), u_next[rows]
 
-    base.descend(draw, 400)
+    base.descend([partial(draw, step) for step in range(30)])
     assert relative(base(u[held], parameter_batch(logs[held])), u_next[held]) < 2e-3
 
 
@@ -651,6 +653,38 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
     assert relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("base", "space"),
+    [
+        (transport((12,), PERIODIC, 3, channels=2), (12,)),
+        (transport((4, 5), NO_FLUX, 2, channels=2), (4, 5)),
+        (elliptic((5, 4), DIRICHLET, channels=2, inputs=2), (5, 4)),
+        (elliptic((4, 6), f"{PERIODIC},{NO_FLUX}", channels=2, inputs=2), (4, 6)),
+    ],
+)
+def test_tangents_are_derivatives_of_what_the_prediction_lacks(base, space):
+    base = scrambled(base, 0.2)
+    base.ITERATIONS = 40
+    window = noise(2, 1, 2, *space), parameter_batch(noise(2, 1, seed=4)), noise(2, 2, *space, seed=7)
+    if base.kind == "elliptic":
+        with torch.no_grad():  # a reaction: without walls the problem is singular otherwise
+            base.cell[-1].bias[2:] += 8.0
+    values = parameters_to_vector(base.parameters()).detach()
+    direction = noise(len(values), seed=8) / 300
+
+    def lacking(sign: float) -> torch.Tensor:
+        vector_to_parameters(values + sign * direction, base.parameters())
+        with torch.no_grad():
+            error = window[2] - base(*window[:2])
+        return error.flatten(1) @ base.probes().flatten(1).T if base.kind == "elliptic" else error
+
+    change = ((lacking(-1) - lacking(1)) / 2).flatten(1)
+    vector_to_parameters(values, base.parameters())
+    x = base.tangents(window)[1].detach()
+    assert relative(x[..., :-1] @ direction, change) < 1e-2
+    assert relative(x[..., -1], lacking(0).flatten(1)) < 1e-5
+
+
 def darcy_data(num: int, resolution: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised coefficient (num, 1, 1, n, n) and solution (num, 1, n, n); the last value is that of u =
     0."""
@@ -678,10 +712,10 @@ def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
         rows = torch.arange(8 * step, 8 * step + 8) % 64
         return a[rows], parameter_batch(zeros[rows]), u[rows]
 
-    base.descend(draw, 150)
+    base.descend([partial(draw, step % 8) for step in range(25)])
     after = relative(base(a[held], parameter_batch(zeros[held])), u[held])
     mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
-    assert calibrated < before and after < 0.2 * mean and after < 0.1, (before, calibrated, after, mean)
+    assert calibrated < before and after < 0.02 * mean, (before, calibrated, after, mean)
 
 
 def test_calibration_finds_the_gain_of_a_scaled_source():

@@ -42,14 +42,17 @@ from ups.config.load import load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.generative import validation
+from ups.generative import sampling, validation
 from ups.generative.residuals import TransientResiduals
+from ups.models.rollout import rollout
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
 
 
 MOST_OF_FORECAST = CallPath(functions=77, files=17, depth=10)
+# of a call of `sample` by the student, and of a later frame of it alone
+MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(147, 28, 21), CallPath(90, 23, 20)
 
 
 @pytest.fixture(scope="module")
@@ -588,6 +591,29 @@ def test_the_path_of_a_forecast_of_one_frame_is_short(pretrained):
     burgers(pretrained, 1)
     found = path_of(lambda: burgers(pretrained, 1))
     assert all(one <= most for one, most in zip(found, MOST_OF_FORECAST, strict=True)), found
+
+
+def test_the_path_of_a_sampled_frame_is_short(model, monkeypatch):
+    """They may only fall. What is the same for all frames of a sample runs before the first one."""
+    u0, paths = field(model, "burgers1d_hidden", 1), []
+
+    def draw(num_frames: int) -> None:
+        model.sample("burgers1d_hidden", u0, num_frames=num_frames, members=2, by="student")
+
+    def watched(step, *arguments):
+        def watched_step(window, done):
+            new = []
+            paths.append(path_of(lambda: new.append(step(window, done))))
+            return new[0]
+
+        return rollout(watched_step, *arguments)
+
+    draw(1)
+    found = path_of(lambda: draw(1))
+    assert all(one <= most for one, most in zip(found, MOST_OF_SAMPLE, strict=True)), found
+    monkeypatch.setattr(sampling, "rollout", watched)
+    draw(2)
+    assert all(one <= most for one, most in zip(paths[1], MOST_OF_FRAME, strict=True)), paths
 
 
 def one_call(model: Forecaster) -> torch.Tensor:

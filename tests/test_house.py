@@ -258,7 +258,7 @@ COLLECTIVES = {
 }
 OF_RUN = {
     *(
-        "gather agreed reduce_sum attach update keep_best keep_if finish probe take_best ema_weights _unshard"
+        "gather agreed reduce_sum attach update keep_best keep_if finish take_best ema_weights _unshard"
     ).split()
 }
 

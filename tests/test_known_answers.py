@@ -55,9 +55,8 @@ def test_the_sampler_multiplies_a_gaussian_by_the_product_of_its_steps(num_steps
 def line():
     """A teacher of N(mean, std^2), unwhitened, and its student."""
     draws = stream("line")
-    model = known.learn(
-        known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws)), "line", 600, scaled=False, width=64
-    )
+    problem = known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws))
+    model = known.learn(problem, "line", 600, scale_steps=0, width=64)
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 500)
 
 
@@ -125,7 +124,7 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
 def quantiles():
     """A teacher of a one-dimensional mixture of two normals, unwhitened, and its student."""
     problem = known.OneDimensional(known.Mixture.draw(stream("quantiles")))
-    model = known.learn(problem, "quantiles", 1000, scaled=False, width=64)
+    model = known.learn(problem, "quantiles", 1000, scale_steps=0, width=64)
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 800)
 
 
@@ -195,7 +194,9 @@ def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gauss
 
 @pytest.mark.faults
 def test_deterministic_conditions_get_neither_spread_nor_error():
-    model = known.learn(known.Gaussian.draw(stream("quiet"), quiet_share=0.3), "quiet", 800, width=64)
+    problem = known.Gaussian.draw(stream("quiet"), quiet_share=0.3)
+    # of 1190413515, 400 steps of the scale leave a mean that is wrong by 0.05 before the teacher begins
+    model = known.learn(problem, "quiet", 800, scale_steps=800, width=64)
     student = known.distill(model, known.build_pool(model, 2**13), "student", 400)
     draws = stream("T7")
     c = torch.stack([2 * torch.rand(512, generator=draws) - 1, torch.ones(512)], 1).repeat_interleave(2, 0)
@@ -222,8 +223,8 @@ def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
 
 @pytest.fixture(scope="module")
 def bimodal():
-    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 1000, width=64)
-    return model, known.distill(model, known.build_pool(model, 2**14), "student", 800)
+    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 1400, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 1200)
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +457,7 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
 
 @pytest.mark.faults
 def test_a_trained_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
-    model = known.learn(equation, "equation", 800, width=64)
+    model = known.learn(equation, "equation", 1200, width=64)
     assert not check_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))
 
 

@@ -4,7 +4,6 @@ lies or passes silently.
 Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
 """
 
-import dataclasses
 import re
 import threading
 import time
@@ -13,7 +12,7 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from loop_stage import Block, Blocks, launch
+from loop_stage import launch
 from safetensors.torch import load_file
 from test_files import plant
 
@@ -22,9 +21,8 @@ from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
 from ups.training.artifact import relevant_keys
 from ups.training.ending import main_guard
-from ups.training.environment import asks_for_cpu, check_launch, differences, shared_facts
+from ups.training.environment import asks_for_cpu, differences, shared_facts
 from ups.training.optim import place_gradients
-from ups.training.run import compile_layers
 from ups.training.strategies import Agreed
 from ups.training.update import Updates, is_out_of_memory
 
@@ -169,23 +167,6 @@ def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
     for log in outcome.logs:
         assert "out of memory with a micro-batch of 1 on 1 of 2 ranks. Make operator.model smaller" in log
     assert outcome.json("status.json")["kind"] == "out_of_memory"
-
-
-def test_a_probe_finds_what_fits_before_the_first_step_on_every_rank(tmp_path, reference):
-    outcome = launch(tmp_path, world=2, options={"probe": True, "fits": 1})
-    assert outcome.codes == [0, 0], outcome.logs
-    assert (
-        "out of memory on 1 of 2 ranks before the first step; every rank tries a micro-batch of 2"
-        in outcome.logs[0]
-    )
-    assert "micro-batch 1 fits (asked: 4)" in outcome.logs[0]
-    same_losses(reference, outcome)
-    assert {line["train/micro_batch"] for line in outcome.lines() if "train/micro_batch" in line} == {1}
-
-
-def test_a_probe_that_fits_changes_nothing(tmp_path, reference2):
-    outcome = launch(tmp_path, world=2, options={"probe": True, "dropout": True})
-    same_run(reference2, outcome)
 
 
 @pytest.mark.parametrize("kind", ["memory_backward", "error"])
@@ -577,48 +558,6 @@ def test_what_counts_as_out_of_memory():
     assert not is_out_of_memory(ValueError("not enough memory"))
 
 
-def test_compilation_is_per_repeated_layer_and_keeps_parameter_names(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
-    model = Blocks()
-    names = list(model.state_dict())
-    compile_layers(model)
-    assert compiled == [model.frozen, *model.blocks] and list(model.state_dict()) == names
-
-
-@pytest.mark.faults  # torch compiles for ten seconds
-def test_compiled_layers_give_the_gradients_of_plain_ones_on_a_cpu():
-    torch.manual_seed(0)
-    layer, x = Block(6), torch.ones(2, 6)
-    plain = torch.autograd.grad(layer(x).sum(), [*layer.parameters()])
-    compile_layers(layer)
-    assert layer._compiled_call_impl is not None
-    for one, two in zip(torch.autograd.grad(layer(x).sum(), [*layer.parameters()]), plain, strict=True):
-        torch.testing.assert_close(one, two)
-
-
-@pytest.mark.faults
-def test_a_long_compilation_is_no_hang_and_checkpoints_pass_to_plain_blocks_and_back(tmp_path):
-    blocks = {"blocks": True, "backend": "eager"}
-    whole = launch(tmp_path / "whole", world=2, options=blocks)
-    # a rank that does not answer for half of hang_s, which is 10, counts as gone
-    for step, is_compiled, compiles_s in ((3, True, 6), (13, False, 0), (19, True, 0)):
-        outcome = launch(
-            tmp_path / "cut",
-            f"operator.train.compile={is_compiled}",
-            world=2,
-            options=blocks | {"compiles_s": compiles_s},
-            fault={"rank": 1, "kind": "term", "step": step},
-        )
-        assert outcome.codes == [0 if step == 19 else 143] * 2, outcome.logs
-    assert "resumed at step 14" in outcome.logs[0]
-    same_losses(whole, outcome)
-    assert (
-        load_file(outcome.directory / "model.safetensors").keys()
-        == load_file(whole.directory / "model.safetensors").keys()
-    )
-
-
 def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -694,13 +633,6 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
     run.updates.update(loss, 1, only="a")
     same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
     assert same == {"b.weight", "b.bias"}
-
-
-def test_an_unknown_precision_is_refused(tmp_path):
-    config = load_config(None, [f"run.root={tmp_path}"])
-    train = dataclasses.replace(config.operator.train, precision="fp16")
-    with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
-        check_launch(train, "operator", 1)
 
 
 # ------------------------------------------------------- the predecessor's failures, which must not come back

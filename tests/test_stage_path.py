@@ -32,7 +32,7 @@ def trace(root: str, overrides: list[str]) -> None:
     and to ROOT/step.json the `CallPath` of a step, of all packages.
 
     step: from the start of a turn of the loop to the end of the optimizer's step. start: functions of
-    ups/training/ that run before it inside Run.start, seed_all, attach, probe and steps.
+    ups/training/ that run before it inside Run.start, seed_all, attach and steps.
     """
     ran, part, num_updates = {"step": set(), "start": set()}, "start", 0
     of_run, codes_of_step, deepest = ups.training.run.__file__, set(), 0

@@ -8,7 +8,7 @@ from torch import Tensor
 from ups.generative import law
 from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, sample, sample_angles
 from ups.generative.law import Waves
-from ups.generative.student import one_evaluation
+from ups.generative.student import sample_student
 from ups_discovery.seeds import generator
 
 NUM = 20000
@@ -52,9 +52,7 @@ def test_the_wave_transform_is_invertible_and_its_weights_load(tokens, dim, boun
     linear.fit(residuals(tokens, dim, boundary, 500))
     assert linear.is_mixed == is_mixed
     x = noise(5, *tokens, dim)
-    torch.testing.assert_close(
-        linear._joined(x, 0 * x, torch.ones_like(linear.std), linear.std), x, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(linear._back(linear._waves(x)), x, rtol=1e-4, atol=1e-5)
     other = Waves(tokens, dim, boundary)
     other.load_state_dict(linear.state_dict())
     torch.testing.assert_close(other.sample_gaussian(x), linear.sample_gaussian(x), rtol=0, atol=0)
@@ -76,7 +74,7 @@ def test_the_linear_part_samples_a_stationary_gaussian(tokens, dim, boundary):
     samples = {
         "gaussian": linear.sample_gaussian(start),
         "flow": sample(lambda x, angle: linear.flow(x, angle, 0 * x), start, 16),
-        "map": one_evaluation(lambda x, angle: linear.map(x, angle, 0 * x), start),
+        "map": sample_student(lambda x, angle: linear.map(x, angle, 0 * x), start),
     }
     limit = 0.06 * exact.diagonal().max()
     for name, found in samples.items():
@@ -100,13 +98,13 @@ def test_the_flow_is_the_optimal_linear_denoiser_and_its_rest_has_the_predicted_
     column = angle[:, None, None]
     target = column.cos() * white - column.sin() * r
     rest = target - linear.flow(x, angle, 0 * x)
-    power = linear._mixed(linear._waves(rest)).abs().square().mean(0)
+    power = linear._waves(rest).abs().square().mean(0)
     expected = (
         linear.std.square() / (linear.std.square() * column.cos().square() + column.sin().square())
     ).mean(0)
     torch.testing.assert_close(power, expected, rtol=0.1, atol=1e-4)
     # with any output of the network, samples have no component that residuals do not have
     denoised = denoise(lambda x, angle: linear.flow(x, angle, noise(*x.shape, key=4)), x, angle)
-    power = linear._mixed(linear._waves(denoised)).abs().square().mean(0)
+    power = linear._waves(denoised).abs().square().mean(0)
     is_absent = linear.std < 1e-2
     assert is_absent.any() and (power[is_absent] < 1e-3).all()

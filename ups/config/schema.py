@@ -181,7 +181,6 @@ class TrainConfig:
     batch_size: Annotated[int, Positive]
     micro_batch: Annotated[int, Positive]
     precision: Literal["no", "bf16"]
-    compile: bool
     log_every: int
     validate_every: int
     validate_trajectories: Annotated[int, Positive]

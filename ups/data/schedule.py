@@ -11,7 +11,6 @@ epoch continues with the next one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 
 import torch
 from torch import LongTensor, Tensor
@@ -77,11 +76,6 @@ class Schedule:
         self.start_weights = dict(start_weights or {})
         self._order = lru_cache(maxsize=4)(self._shuffle_tasks)
         self._epoch = lru_cache(maxsize=4 * len(self.tasks))(self._shuffle_rows)
-
-    def step_of_largest(self, sizes: Mapping[str, float]) -> int:
-        """The first step of the task with the largest of `sizes`: its memory decides whether a run fits."""
-        largest = max(self.tasks, key=lambda task: sizes[task])
-        return next(step for step in count() if self.task(step) == largest)
 
     def task(self, step: int) -> str:
         """The task of `step`."""

@@ -39,14 +39,19 @@ class StateConditions:
     def __init__(self, operator: Operator, name: str):
         self.operator, self.name, self.head = operator, name, operator.head(name)
         self.device = self.head.scale.device
-        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        self.description: dict[str, Any] = {
+        self.dim = self.head.bundle * self.head.codec.dim
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The facts of a `CorrectorFacts`."""
+        codec, num_frames = self.head.codec, self.head.history + 2 + self.head.bundle
+        return {
             **self.head.task.description,
-            "dim": bundle * dim,
-            "tokens": list(self.head.codec.tokens),
-            "num_conditions": (history + 2 + bundle) * dim + operator.width,
-            "num_features": operator.width,
-            "fields": [bundle * self.head.codec.num_channels, *self.head.codec.space],
+            "dim": self.dim,
+            "tokens": list(codec.tokens),
+            "num_conditions": num_frames * codec.dim + self.operator.width,
+            "num_features": self.operator.width,
+            "fields": [self.head.bundle * codec.num_channels, *codec.space],
         }
 
     def predict(

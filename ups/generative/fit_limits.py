@@ -63,7 +63,7 @@ def fit_gains(
     totals = _total(source, shape, sample_moments, SAMPLE_BATCHES, ranks)
     for sampler, sums in zip(each, totals, strict=True):
         power = _mean_and_error(sums, SAMPLE_BATCHES)
-        limits.set_gains(residual_power, power, sampler.evaluations or 1, is_sampled)
+        limits.set_gains(residual_power, power, sampler.evaluations, is_sampled)
 
 
 def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ of the events. If tokens are independent, the flow is exact before training. The
 Schniter 2013 (arXiv 1207.3107); its use in a flow is ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more, no eigen
 LEAST = 1e-3  # of the largest standard deviation: smaller ones are rounding errors of the tokenizer
 
 
+Linear = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # `gaussian_flow` or `gaussian_map`
+
+
 class Law(nn.Module):
     """A law of residuals (batch, *tokens, dim) with standard deviations `std`. The network's part `rest` is
     (batch, *tokens, size of its output)."""
@@ -46,18 +49,14 @@ class Law(nn.Module):
 
     def flow(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The velocity F of a diffusion from the network's `rest`; x (batch, *tokens, dim)."""
-        return self._joined(x, rest, *gaussian_flow(self.std, *self._at(x, angle)))
+        return self._joined(x, angle, rest, gaussian_flow)
 
     def map(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The F of a student, whose sample is cos(angle) x - sin(angle) F."""
-        return self._joined(x, rest, *gaussian_map(self.std, *self._at(x, angle)))
+        return self._joined(x, angle, rest, gaussian_map)
 
-    def _at(self, x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of the angles (batch,), in the shape of the variances."""
-        raise NotImplementedError
-
-    def _joined(self, x: Tensor, rest: Tensor, linear: Tensor, variance: Tensor) -> Tensor:
-        """The closed-form part `linear` times x, and the rest in units of std / sqrt(variance)."""
+    def _joined(self, x: Tensor, angle: Tensor, rest: Tensor, linear_of: Linear) -> Tensor:
+        """The factor of `linear_of` times x, and the rest in units of std / sqrt(variance of x)."""
         raise NotImplementedError
 
 
@@ -83,7 +82,7 @@ class Waves(Law):
     @torch.no_grad()
     def fit(self, r: Tensor) -> None:
         """Fill std and eigenvectors from residuals (n, *tokens, dim)."""
-        r_hat = self._waves(r.double()).movedim(1, 0)  # (waves, n, dim)
+        r_hat = self.transform(r.double().movedim(-1, 1)).movedim(-1, 0)  # (waves, n, dim)
         second = r_hat.mH @ r_hat / len(r)
         if self.is_mixed:
             variance, mix = torch.linalg.eigh(second)
@@ -95,33 +94,28 @@ class Waves(Law):
 
     def negative_log_likelihood(self, r: Tensor) -> Tensor:
         """Of residuals (n, *tokens, dim), per number and without constants: a scalar."""
-        r_hat, std = self._mixed(self._waves(r)), self.std
+        r_hat, std = self._waves(r), self.std
         numbers = self.transform.multiplicity.to(std)[:, None]  # of real numbers behind a complex one, of 2
         value = 0.5 * r_hat.abs().square().mean(0) / std.square() + std.log()
         return (numbers * value).sum() / (numbers.sum() * std.shape[1])
 
     def sample_gaussian(self, noise: Tensor) -> Tensor:
         """Samples of the Gaussian from white noise (batch, *tokens, dim)."""
-        return self._back(self.std * self._mixed(self._waves(noise)))
+        return self._back(self.std * self._waves(noise))
 
-    def _at(self, x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        return angle.cos()[:, None, None], angle.sin()[:, None, None]
-
-    def _joined(self, x: Tensor, rest: Tensor, linear: Tensor, variance: Tensor) -> Tensor:
-        x_hat, rest_hat = self._mixed(self._waves(x)), self._mixed(self._waves(rest))
-        return self._back(linear * x_hat + self.std / variance.sqrt() * rest_hat)
+    def _joined(self, x: Tensor, angle: Tensor, rest: Tensor, linear_of: Linear) -> Tensor:
+        linear, variance = linear_of(self.std, angle.cos()[:, None, None], angle.sin()[:, None, None])
+        return self._back(linear * self._waves(x) + self.std / variance.sqrt() * self._waves(rest))
 
     def _back(self, found: Tensor) -> Tensor:
-        """Inverse of `_mixed` and `_waves`: (batch, *tokens, dim)."""
+        """Inverse of `_waves`: (batch, *tokens, dim)."""
         if self.is_mixed:
             found = (found.movedim(1, 0) @ self._eigenvectors(found).mH).movedim(0, 1)
         return self.transform.inverse(found.movedim(1, -1)).movedim(1, -1)
 
     def _waves(self, x: Tensor) -> Tensor:
-        """(batch, waves, dim)."""
-        return self.transform(x.movedim(-1, 1)).movedim(-1, 1)
-
-    def _mixed(self, x_hat: Tensor) -> Tensor:
+        """The coefficients (batch, waves, dim) along the eigenvectors of each wave."""
+        x_hat = self.transform(x.movedim(-1, 1)).movedim(-1, 1)
         return (x_hat.movedim(1, 0) @ self._eigenvectors(x_hat)).movedim(0, 1) if self.is_mixed else x_hat
 
     def _eigenvectors(self, like: Tensor) -> Tensor:
@@ -159,10 +153,9 @@ class ScaleMixture(Law):
         total = narrow + nn.functional.softplus(odds) - nn.functional.softplus(self.log_odds.double())
         return -total.mean() / r.shape[-1]
 
-    def _at(self, x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        return angle.cos().view(-1, *[1] * x.ndim), angle.sin().view(-1, *[1] * x.ndim)
-
-    def _joined(self, x: Tensor, rest: Tensor, linear: Tensor, variance: Tensor) -> Tensor:
+    def _joined(self, x: Tensor, angle: Tensor, rest: Tensor, linear_of: Linear) -> Tensor:
+        angle = angle.view(-1, *[1] * x.ndim)
+        linear, variance = linear_of(self.std, angle.cos(), angle.sin())
         found, odds = rest[..., :-1].unflatten(-1, (2, -1)), rest[..., -1]
         odds = odds + self.log_odds + evidence(x.square(), variance.movedim(-2, 0))
         weight = torch.sigmoid(odds)[..., None]

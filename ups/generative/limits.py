@@ -21,6 +21,7 @@ from ups_discovery.spectral import FieldTransform
 CHANCE = 3.0  # standard errors; a gain is 1 unless the powers differ by more
 TINY = 1e-30
 LARGEST = 2.0  # gain: waves that samples hardly have are not amplified without bound
+SECOND = (0, 2)  # evaluations of the samplers with the second row of gains
 SETS = 2  # of gains: for observed states and for sampled ones
 
 
@@ -28,7 +29,8 @@ class WaveLimits(nn.Module):
     """The limits of one task, for fields (batch, channels, *space) with the frames of a call as channels.
 
     gains (2, SETS, channels, shells): the first row for one evaluation or the probability flow, the second
-    for two evaluations. is_silent: (channels, waves). A new object limits nothing.
+    for two evaluations or Gaussian waves, of which no network has both. is_silent: (channels, waves). A new
+    object limits nothing.
     """
 
     def __init__(self, channels: int, *space: int, boundary: str):
@@ -39,10 +41,10 @@ class WaveLimits(nn.Module):
         self.register_buffer("gains", torch.ones(2, SETS, channels, int(shells.max()) + 1))
         self.register_buffer("is_silent", torch.zeros(channels, self.transform.modes, dtype=torch.bool))
 
-    def forward(self, w_pred: Tensor, r: Tensor, evaluations: int, is_sampled: Tensor) -> Tensor:
-        """r (batch, channels, *space) within the limits. w_pred: the prediction; evaluations: 1 or 2;
-        is_sampled (batch,): whether the input state is a sample."""
-        gain = self.gains[evaluations - 1][is_sampled.long()][..., self.shells]
+    def forward(self, w_pred: Tensor, r: Tensor, evaluations: int | None, is_sampled: Tensor) -> Tensor:
+        """r (batch, channels, *space) within the limits. w_pred: the prediction; evaluations: as in
+        `SAMPLERS`; is_sampled (batch,): whether the input state is a sample."""
+        gain = self.gains[int(evaluations in SECOND)][is_sampled.long()][..., self.shells]
         r_hat = torch.where(self.is_silent, -self.transform(w_pred), gain * self.transform(r))
         return self.transform.inverse(r_hat)
 
@@ -63,7 +65,9 @@ class WaveLimits(nn.Module):
         self.is_silent.copy_(power <= ROUNDING * power.sum(1, keepdim=True))
 
     @torch.no_grad()
-    def set_gains(self, power: Tensor, sample_power: Tensor, evaluations: int, is_sampled: bool) -> None:
+    def set_gains(
+        self, power: Tensor, sample_power: Tensor, evaluations: int | None, is_sampled: bool
+    ) -> None:
         """Set the gains from the powers by shell of residuals and of samples at the same states, each (mean,
         standard error) (2, channels, shells). Gains of observed states also apply to sampled ones until those
         are measured."""
@@ -71,7 +75,7 @@ class WaveLimits(nn.Module):
         error = ((power[1] / mean).square() + (sample_power[1] / sample_mean).square()).sqrt()
         is_equal = (sample_mean / mean).log().abs() <= CHANCE * error
         gain = (mean / sample_mean).sqrt().clamp_max(LARGEST)
-        self.gains[evaluations - 1, int(is_sampled) :] = torch.where(is_equal, 1.0, gain)
+        self.gains[int(evaluations in SECOND), int(is_sampled) :] = torch.where(is_equal, 1.0, gain)
 
 
 def wave_numbers(transform: FieldTransform, boundary: str) -> Tensor:

@@ -318,7 +318,6 @@ class Batches:
     """The global training batches of a stage, of reserved residuals; every rank has a shard of each.
 
     stream: names the random numbers, which are functions of (seed, step). local_size: rows of a rank.
-    largest: first step of the task that needs most memory.
     """
 
     def __init__(
@@ -332,9 +331,6 @@ class Batches:
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
         self.schedule = residual_schedule(residuals, "reserved", size, seed + offset)
-        self.largest = self.schedule.step_of_largest(
-            {name: source.cache.frame_bytes for name, source in residuals.items()}
-        )
         self.local_size = len(self.shard(0))
 
     def shard(self, step: int) -> Batch:

@@ -86,21 +86,21 @@ class Sampler:
         """
         head = self.network.heads[states.name]
         case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
-        if self.evaluations == 0:  # the waves of the training residuals need no limits
+        if self.evaluations == 0:
             condition = head.gaussian_condition(tokens, facts).rows(case)
-            return head.unwhiten(head.waves.sample_gaussian(noise), condition)
-        condition = head.condition(tokens, facts)
-        network_condition = (
-            condition
-            if shuffle is None
-            else replace(condition, tokens=condition.tokens[shuffle], facts=condition.facts[shuffle])
-        )
-        white = self.whitened(network_condition.rows(case), noise, second)
-        r = head.unwhiten(white, condition.rows(case))
+            white = head.waves.sample_gaussian(noise)
+        else:
+            every = head.condition(tokens, facts)
+            condition = network_condition = every.rows(case)
+            if shuffle is not None:
+                other = every.rows(shuffle[case])
+                network_condition = replace(condition, tokens=other.tokens, facts=other.facts)
+            white = self.whitened(network_condition, noise, second)
+        r = head.unwhiten(white, condition)
         if not is_limited:
             return r
         w_pred, w = (states.decode(z).flatten(1, 2) for z in (states.prediction(tokens)[case], r))
-        w = head.limits(w_pred, w, self.evaluations or 1, facts[case, -1] > 0)
+        w = head.limits(w_pred, w, self.evaluations, facts[case, -1] > 0)
         return states.encode(w.unflatten(1, (states.head.bundle, -1)))
 
 
@@ -157,18 +157,6 @@ class Starts:
         forcing = None if self.forcing is None else self.forcing[index]
         return Starts(self.z[index], self.parameters[index], forcing=forcing)
 
-    def members(
-        self, sample: Callable[[Tensor, Tensor, Sequence[int | str]], Tensor], num_members: int, size: int
-    ) -> Tensor:
-        """(batch, num_members, ...) from sample(row, member, names), which is called for blocks of `size`
-        members. row, member (size,): the numbers of row and member; names: of the rows from row[0] on."""
-
-        def sample_block(index: Tensor) -> Tensor:
-            row = index // num_members
-            return sample(row, index % num_members, self.names[int(row[0]) : int(row[-1]) + 1])
-
-        return in_blocks(sample_block, len(self.z) * num_members, size).unflatten(0, (-1, num_members))
-
 
 @torch.no_grad()
 def sample_rollout(
@@ -218,16 +206,20 @@ def sample_members(
     sample_error: float = 0.0,
 ) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim), by `sample_rollout` with `member_noise`."""
-    shape = (*starts.z.shape[2:-1], states.description["dim"])
+    shape = (*starts.z.shape[2:-1], states.dim)
 
-    def sample(row: Tensor, member: Tensor, names: Sequence[int | str]) -> Tensor:
+    def sample_block(index: Tensor) -> Tensor:
+        row, member = index // num_members, index % num_members
+        names = starts.names[int(row[0]) : int(row[-1]) + 1]
+
         def noise_of(lead: int) -> tuple[Tensor, ...]:
             noises = (member_noise(shape, seed, names, lead, num_members, key) for key in KEYS)
             return tuple(send(noise[row - row[0], member], states.device) for noise in noises)
 
         return sample_rollout(states, residual, starts.rows(row), num_frames, noise_of, sample_error)
 
-    return starts.members(sample, num_members, block_size(states.head.codec, states.device))
+    size = block_size(states.head.codec, states.device)
+    return in_blocks(sample_block, len(starts.z) * num_members, size).unflatten(0, (-1, num_members))
 
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
@@ -263,13 +255,15 @@ def sample_starts(
     head = operator.head(name)
     z = starts.z[:, -max(head.history, head.start_frames) :]
 
-    def sample(row: Tensor, member: Tensor, names: Sequence[int | str]) -> Tensor:
-        some = z[int(row[0]) : int(row[0]) + len(names)]
-        w = perturbed(head, head.codec.decode(some), seed, names, num_members)
-        frames = head.codec.encode(w[row - row[0], member])
+    def sample_block(index: Tensor) -> Tensor:
+        row = index // num_members
+        some = slice(int(row[0]), int(row[-1]) + 1)
+        w = perturbed(head, head.codec.decode(z[some]), seed, starts.names[some], num_members)
+        frames = head.codec.encode(w[row - row[0], index % num_members])
         return operator.rollout(frames, name, starts.parameters[row], num_frames)
 
-    return starts.members(sample, num_members, block_size(head.codec, z.device))
+    size = block_size(head.codec, z.device)
+    return in_blocks(sample_block, len(z) * num_members, size).unflatten(0, (-1, num_members))
 
 
 def member_noises(

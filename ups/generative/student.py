@@ -38,12 +38,6 @@ MEMBERS = 16  # in validation
 # ---- samplers with one and two evaluations
 
 
-def one_evaluation(student: Velocity, noise: Tensor) -> Tensor:
-    """Samples f(noise, pi/2) of one evaluation, with gradient, from noise (batch, ...)."""
-    return denoise(student, noise, torch.full((len(noise),), PURE_NOISE, device=noise.device))
-
-
-@torch.no_grad()
 def sample_student(
     student: Velocity, noise: Tensor, mid_angle: float = 0.0, second: Tensor | None = None
 ) -> Tensor:
@@ -53,7 +47,7 @@ def sample_student(
     y1 = f(noise, pi/2); then x = cos(mid) y1 + sin(mid) second, y = f(x, mid) (multistep consistency
     sampling, Song et al. 2023, algorithm 1). mid_angle in (0, pi/2).
     """
-    y = one_evaluation(student, noise)
+    y = denoise(student, noise, torch.full((len(noise),), PURE_NOISE, device=noise.device))
     if second is None:
         return y
     angle = torch.full((len(noise),), mid_angle, device=noise.device)
@@ -233,7 +227,7 @@ def _sample(student: Corrector, condition: Condition, noise: Tensor) -> Tensor:
     """Samples (batch, M, ...) of one evaluation from noise (batch, M, ...), as `_scaled`."""
     num, batch = noise.shape[1], torch.arange(len(noise), device=noise.device)
     repeated = condition.rows(batch.repeat_interleave(num))
-    r = one_evaluation(student.velocity(repeated), noise.flatten(0, 1))
+    r = sample_student(student.velocity(repeated), noise.flatten(0, 1))
     return _scaled(student, repeated, r).unflatten(0, (-1, num))
 
 

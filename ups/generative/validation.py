@@ -50,7 +50,7 @@ def validate_samplers(
     power = {}
     for name, source in residuals.items():
         power[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(trained, source, power[name], seed, ranks)
+        fit_gains(samplers, source, power[name], seed, ranks)
     crps_by_error = {}
     for error in ERRORS:
         for name in residuals:
@@ -64,7 +64,7 @@ def validate_samplers(
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
         decisions.append(choose(question, best, rule, rows=rows, seed=seed))
         network.heads[name].sample_error = float(decisions[-1].chosen)
-        fit_gains(trained, source, power[name], seed, ranks, is_sampled=True)
+        fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 

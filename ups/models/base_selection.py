@@ -118,7 +118,7 @@ def fitted_candidates(
 ) -> Iterator[tuple[str, TaskHead]]:
     """Yield (name, head of width 1 with a fitted base) for every base in task.TASK.base.
 
-    base_steps: gradient steps of 16 windows, for bases that are learnt. The weights depend on `seed` and the
+    base_steps: most steps on 16 windows, for bases that are learnt. The weights depend on `seed` and the
     cache alone, not on the global random state. Raises ValueError for a parameter value without a training
     window.
     """

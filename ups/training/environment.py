@@ -37,7 +37,6 @@ def check_launch(train: TrainConfig, stage: str, world: int) -> None:
     for is_wrong, message in (
         (int(expected) != world, OTHER_WORLD),
         (is_for_several and not names & {"UPS_EXPECT_WORLD", "WORLD_SIZE"}, ONE_OF_SEVERAL),
-        (train.precision not in ("no", "bf16"), UNKNOWN_PRECISION),
         (world > 1 and not torch.cuda.is_available() and not asks_for_cpu(), NO_GPU),
         (train.batch_size < world, SMALL_BATCH),
     ):
@@ -52,10 +51,6 @@ OTHER_WORLD = (
 ONE_OF_SEVERAL = (
     "accelerate was asked for several processes and started one (it does so for --cpu --num_processes and "
     "for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file accelerate_configs/cpu2.yaml."
-)
-UNKNOWN_PRECISION = (
-    "{stage}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate ignores fp16 on a "
-    "CPU without a word). Change it."
 )
 NO_GPU = (
     "{world} processes were started for GPUs, but this machine shows none; each would believe it is alone. "

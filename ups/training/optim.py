@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -64,6 +65,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for group in groups:
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
+        self.call: Callable[..., Any] = operator.call  # or a `Captured`
         for group in self.param_groups:
             for parameter in group["params"]:
                 shard, state = local_shard(parameter), self.state[parameter]
@@ -100,32 +102,32 @@ class MuonAdamW(torch.optim.Optimizer):
         zero, but stale moments would still move them, with Muon as much as a gradient.
         """
         assert closure is None
-        for group in self.param_groups:
-            parameters = [
-                p
-                for p in group["params"]
-                if p.grad is not None and (only is None or getattr(p, "task", only) == only)
-            ]
+        for number, group in enumerate(self.param_groups):
             if group["kind"] == "muon":
-                self._step_muon(group, parameters)
-            elif parameters:
+                for members, directions in self.call(self._directions, number, only):
+                    shards, size = local_shards(members), math.sqrt(max(members[0].shape[-2:]))
+                    torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
+                    torch._foreach_add_(shards, directions, alpha=-(group["lr"] * UPDATE_RMS * size))
+            elif parameters := stepped(group, only):
                 self._step_adamw(group, parameters)
 
-    def _step_muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        by_shape: dict[tuple, list[Tensor]] = {}
-        for parameter in parameters:
+    def _directions(self, number: int, only: str | None) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """(parameters, Muon's directions) of one shape each, of a group; updates their momentum. No number in
+        it depends on the step, so a GPU replays it.
+        """
+        group, by_shape, found = self.param_groups[number], {}, []
+        for parameter in stepped(group, only):
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
         for (shape, _), members in by_shape.items():
-            shards, gradients = local_shards(members), local_shards([p.grad for p in members])
+            gradients = local_shards([p.grad for p in members])
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
             stacked = torch.stack(list(full_tensors(members, updates)))
             directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
             directions = shards_like(members, directions.reshape(len(members), *shape).unbind())
-            rate = group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:]))
-            torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(shards, directions, alpha=-rate)
+            found.append((members, directions))
+        return found
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         names = (*MOMENTS["adamw"], "step")
@@ -148,6 +150,12 @@ class MuonAdamW(torch.optim.Optimizer):
             eps=ADAM_EPS,
             maximize=False,
         )
+
+
+def stepped(group: dict[str, Any], only: str | None) -> list[Tensor]:
+    """The parameters of a group that a step of the task `only` (None: of any) updates."""
+    members = [p for p in group["params"] if p.grad is not None]
+    return members if only is None else [p for p in members if getattr(p, "task", only) == only]
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -1,20 +1,6 @@
 """One stage of a run: joins ranks, folder, updates, checkpoints and metrics.
 
-The `for` stays in the script:
-
-    @main_guard
-    def main():
-        run = Run.start(config, "operator", config.operator.train, config.operator.optim, parents)
-        if run.is_finished:
-            return run.print("nothing to do")
-        run.seed_all(); model = run.attach(build(config))
-        for step in run.steps():
-            batch = schedule.batch(step).shard(run.rank, run.world)
-            run.update(lambda part: loss(model, batch, part), size=len(batch))
-            if run.is_due(train.validate_every):
-                run.validated(metrics, text)
-                run.keep_best(score)
-        run.finish(results)
+The `for` stays in the script (train_operator.py), whose every turn calls `update` once.
 
 Work that may fail on one rank runs in `agreed` (ups/training/ranks.py) or `update` (ups/training/update.py),
 which raise on all ranks. The guard of ups_launch, if installed, covers the rest: a rank that is killed, hangs
@@ -51,7 +37,6 @@ from ups.training.sharding import full_weights
 from ups.training.strategies import (
     LossFunction,
     is_fsdp_requested,
-    repeated_layers,
     require_fsdp,
     strategy_of,
 )
@@ -61,15 +46,6 @@ from ups.training.weights import write_weights
 from ups_discovery.seeds import generator
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may still be ending
-
-
-def compile_layers(model: nn.Module) -> None:
-    """Compile, in place, the repeated layers of the backbones: few graphs, and parameter names do not
-    change."""
-    torch._dynamo.config.recompile_limit = 64  # every task has other shapes; the default is 8
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # else torch silently falls back to eager
-    for layer in repeated_layers(model):
-        layer.compile()
 
 
 class Run:
@@ -174,8 +150,6 @@ class Run:
         self.model = model.to(self.device)
         self.ranks.broadcast((*model.parameters(), *model.buffers()), "sending the first weights")
         seed_everything(generator(self.config.run.seed, "rank", self.rank).initial_seed())
-        if self.train.compile:
-            compile_layers(model)
         with self.ranks.activity.waiting("wrapping the model"):
             strategy = strategy_of(model, self.accelerator, self.config.ddp.overlap)
         self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim)
@@ -283,14 +257,6 @@ class Run:
         if self.is_due(self.train.log_every):
             self.metrics.log_means(done)
         return done.is_finite
-
-    def probe(self, loss_function: LossFunction, size: int) -> None:
-        """Before the first step, lower the micro-batch on all ranks until one pass of the largest task fits.
-
-        Arguments as in `update`. Changes nothing else. A collective; does nothing after a resume, and on
-        devices where memory does not run out with an error.
-        """
-        self.updates.probe(loss_function, size)
 
     # ---------------------------------------------------------------- validation
 

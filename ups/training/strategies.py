@@ -16,7 +16,8 @@ validation communicates nothing.
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,21 @@ from torch import Tensor, nn
 from ups.training.sharding import is_sharded, local_shard, shard_axis
 
 LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]  # rows -> (their mean loss, metrics)
+
+
+@dataclass(frozen=True)
+class SplitLoss:
+    """A `LossFunction` in two parts, of which a GPU replays the second with its backward pass.
+
+    read: rows -> arguments of compute, tensors on the device or None. compute: arguments -> (mean loss,
+    metrics); it launches kernels alone, and is one object for all batches (ups/training/graphs.py).
+    """
+
+    read: Callable[[slice], Sequence[Tensor | None]]
+    compute: Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+    def __call__(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.compute(*self.read(rows))
 
 
 class Agreed:
@@ -216,11 +232,6 @@ def require_fsdp(accelerator: Accelerator, batch_size: int, is_overlapped: bool)
         )
 
 
-def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers with `is_repeated_layer` (ups/models/backbones/backbone.py)."""
-    return [module for module in model.modules() if getattr(module, "is_repeated_layer", False)]
-
-
 def require_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of `model`, to shard one by one. Raises ValueError if there are none, or if a
     parameter is not float32.
@@ -231,7 +242,7 @@ def require_layers(model: nn.Module) -> list[nn.Module]:
             f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected float32 with "
             f"FSDP. Build the model in float32."
         )
-    layers = repeated_layers(model)
+    layers = [module for module in model.modules() if getattr(module, "is_repeated_layer", False)]
     if not layers:
         raise ValueError(
             "the model has no layer with is_repeated_layer; expected one, as FSDP shards these one by one. "

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from ups.common.files import is_out_of_memory
 from ups.common.place import make_target
 from ups.config.schema import OptimConfig, TrainConfig
 from ups.training.folder import MEMORY
+from ups.training.graphs import Captured, CudaGraphs
 from ups.training.optim import (
     EMA,
     aligned,
@@ -30,13 +32,12 @@ from ups.training.optim import (
     scale_lr,
 )
 from ups.training.ranks import Ranks, StageError
-from ups.training.strategies import Agreed, LossFunction
+from ups.training.strategies import Agreed, LossFunction, SplitLoss
 
 ReadAhead = Callable[[slice], object]  # reads the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # counts before the gradients, summed over ranks
 GRADIENTS = aligned(SQUARES + 1)  # the first number of the gradients in the buffer
 WATCH_S = 0.02  # for which a rank on a CPU polls for the end of the all-reduce
-PROBED = ("cuda",)  # devices that raise an error when memory runs out; on a CPU the process is killed
 
 
 def read_nothing(rows: slice) -> None:
@@ -121,6 +122,8 @@ class Updates:
         # tasks can share a place for their private gradients only if this module sums over ranks
         self._flat, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
         self._counts, self._buffer = self._flat[: SQUARES + 1], self._flat
+        if ranks.device.type == "cuda" and strategy.is_agreed:  # else passes have collectives
+            self.optimizer.call = Captured(CudaGraphs(ranks.device), ranks.print)
 
     def update(
         self,
@@ -157,8 +160,7 @@ class Updates:
         size: int,
         doing: str,
         then: str,
-        read_ahead: ReadAhead = read_nothing,
-        is_one_pass: bool = False,
+        read_ahead: ReadAhead,
     ) -> tuple[list[tuple[str, Tensor, int]], list[float], float]:
         """Fill the buffer with the gradient of the sum of the loss over the rows of all ranks; (metrics of
         this rank's passes, counts over all ranks, norm of the whole gradient). A collective.
@@ -168,8 +170,7 @@ class Updates:
         random_state = torch_random_state(self.ranks.device)
         while True:
             with self.ranks.phase(doing):
-                num_rows = min(size, self.counters.micro_batch) if is_one_pass else size
-                metrics, cause = self._backward(loss_function, num_rows, read_ahead)
+                metrics, cause = self._backward(loss_function, size, read_ahead)
             with self.ranks.activity.waiting("summing gradients"):
                 summed = self.strategy.to_sum(self._buffer, self._counts, GRADIENTS)
                 if self.ranks.world > 1:
@@ -192,19 +193,20 @@ class Updates:
         """
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
-        compute = self.strategy.wrapped(loss_function)
         try:
             self.ranks.raise_unreported()
             for first in range(0, size, self.counters.micro_batch):
                 rows = slice(first, min(first + self.counters.micro_batch, size))
                 num_rows = rows.stop - rows.start
-                with self.strategy.synchronised(rows.stop == size):
-                    loss, values = compute(rows)
-                    loss = loss.float() * num_rows
-                    (loss * self.strategy.scale).backward()
-                loss_sum = loss_sum + loss.detach()
+                if self.strategy.is_agreed and isinstance(loss_function, SplitLoss):
+                    given = loss_function.compute, num_rows, *loss_function.read(rows)
+                    loss, values = self.optimizer.call(self._pass, *given)
+                else:
+                    with self.strategy.synchronised(rows.stop == size):
+                        loss, values = self._pass(self.strategy.wrapped(loss_function), num_rows, rows)
+                loss_sum = loss_sum + loss
                 metrics += [
-                    (name, torch.as_tensor(value).detach().float(), num_rows)
+                    (name, torch.as_tensor(value).detach().float().clone(), num_rows)
                     for name, value in values.items()
                 ]
             read_ahead(slice(0, self.counters.micro_batch))
@@ -215,12 +217,18 @@ class Updates:
                     raise self._memory_error(self.strategy.why_alone) from error
                 raise
             status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
-        loss = values = None  # the graph of a failed pass would keep its memory
         self._counts[LOSS], self._counts[ROWS] = loss_sum, size
         self._counts[STOP] = float(self.ranks.activity.stop_signal != 0)
         if status is not None:
             self._counts[status] = 1.0
         return metrics, cause
+
+    def _pass(self, compute: Callable, num_rows: int, *arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add the gradient of the loss summed over rows to the buffer; (that sum, metrics)."""
+        loss, values = compute(*arguments)
+        loss = loss.float() * num_rows
+        (loss * self.strategy.scale).backward()
+        return loss.detach(), values
 
     def _apply(self, factor: float, only: str | None = None) -> None:
         """The optimizer's step. After a failure in it some weights may have changed, so none are kept."""
@@ -236,20 +244,10 @@ class Updates:
 
     # ---------------------------------------------------------------- failures, handled alike on all ranks
 
-    def probe(self, loss_function: LossFunction, size: int) -> None:
-        """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
-        device, before = self.ranks.device, self.counters.micro_batch
-        if device.type not in PROBED or self.counters.step:
-            return
-        doing, then = "looking for a micro-batch that fits", "before the first step; every rank tries"
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            self._sum_gradient(loss_function, size, doing, then, is_one_pass=True)
-        if self.counters.micro_batch != before:
-            self.ranks.print(f"micro-batch {self.counters.micro_batch} fits (asked: {before})")
-
     def _halve(self, num_ranks: int, then: str) -> None:
         """Halve the micro-batch on all ranks. Raises StageError if it is one row already."""
         if self.ranks.device.type == "cuda":
+            self.optimizer.call.recorded.clear()  # graphs of larger passes keep their memory
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
         if self.counters.micro_batch == 1:

@@ -12,15 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.userdata.describe_axes import (
-    MOST_ARRAYS,
-    MOST_FIELDS,
-    NUMBER,
-    Guess,
-    are_alike,
-    fields_of,
-    require_few,
-)
+from ups.userdata.describe_axes import MOST_FIELDS, NUMBER, Guess, are_alike, fields_of, require_few
 from ups.userdata.describe_coordinates import lists_of
 from ups.userdata.describe_files import pattern_of, sibling_files
 from ups.userdata.describe_lines import Line
@@ -51,7 +43,7 @@ KEYS = "file = {str(key): u for key, u in (file.items() if hasattr(file, 'items'
 def require_films(store: Store) -> None:
     """Raise ValueError, with the lines that convert it, for a file that holds its frames apart, an array for
     each time, or fields on a staggered grid whose axes have names."""
-    require_few(store, store.different_names(MOST_ARRAYS + 1))  # before all are looked at
+    require_few(store, [NUMBER.sub("#", name) for name in store.first_names()])  # before all are looked at
     if {"data", "dim_names", "dim_types"} <= {*store.names()}:
         raise ValueError(_scene_words(Path(store.path)))
     if words := _frames_words(store):
@@ -143,11 +135,6 @@ def _saving(path: Path, entries: Mapping[str, str]) -> list[str]:
     """The lines that write arrays, by their expressions."""
     named = [f"    {name!r}: {value}," for name, value in entries.items()]
     return [f"numpy.savez({_expressions(path)[1]}, **{{", *named, "})"]
-
-
-def _lists(store: Store, apart_from: Iterable[str]) -> dict[str, str]:
-    """Field name -> expression, of the lists of numbers of a file."""
-    return {field_of(name): f"file[{name!r}][()]" for name in lists_of(store, {*apart_from})}
 
 
 @dataclass(frozen=True)
@@ -273,7 +260,8 @@ def _stacking(store: Store, frames: Series, beside: Sequence[Series], times: Map
         tail = tail.partition("/")[0]
     listed = f"file[{above!r}]" if above else "file"
     pattern = f"{re.escape(inner)}([0-9.]+){re.escape(tail)}"
-    others = _lists(store, [name for one in beside for name in one.names.values()])
+    lists = lists_of(store, {name for one in beside for name in one.names.values()})
+    others = {field_of(name): f"file[{name!r}][()]" for name in lists}
     lines += [
         f"found = [re.fullmatch({pattern!r}, name) for name in {listed}]",
         "numbers = sorted((one[1] for one in found if one), key=float)",

@@ -8,7 +8,7 @@ ups/config/model.py. It is built from (ModelConfig, task -> boundary of each axi
 It returns the shape of x, for grids of one to three axes of any size and for any boundary. `condition`
 encodes task, parameters, time step and boundary. Other parts read only these attributes:
 
-- `is_repeated_layer` of a module: FSDP2 shards such layers one by one, `train.compile` compiles them.
+- `is_repeated_layer` of a module: FSDP2 shards such layers one by one.
 - `is_hidden_matrix` of a parameter: Muon optimizes it, AdamW the rest. The parameter is a matrix or a stack
   of matrices. A deep copy loses the mark.
 - Private weights of a task are below a ModuleDict named `own`, with the task as key; all others are shared.

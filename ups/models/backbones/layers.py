@@ -121,7 +121,7 @@ class LocalMixing(nn.Module):
         # a convolution of channels-last images (views of x) along each axis: on a CPU five times as fast as
         # one of lines, and twice as fast as one of volumes
         batch, *tokens, width = x.shape
-        side, weight, total = self.side, self.weight.to(x.dtype), 0.0
+        side, weight, mixed = self.side, self.weight.to(x.dtype), []
         for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
             is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
@@ -135,8 +135,8 @@ class LocalMixing(nn.Module):
                 mode = "constant" if end == DIRICHLET else "replicate"
                 h = nn.functional.pad(h.movedim(-1, 1), pads, mode=mode)
             kernel = weight[:, :, None] if is_last else weight[..., None]
-            total = total + nn.functional.conv2d(h, kernel, groups=width).movedim(1, -1).reshape(x.shape)
-        return total
+            mixed.append(nn.functional.conv2d(h, kernel, groups=width).movedim(1, -1).reshape(x.shape))
+        return sum(mixed[1:], mixed[0])
 
 
 class Pointwise(nn.Module):

@@ -1,5 +1,5 @@
-"""The interface of base predictors, their training windows, the simplest bases, and the fit by gradient
-steps.
+"""The interface of base predictors, their training windows, the simplest bases, and the fit by
+Levenberg-Marquardt steps.
 """
 
 import math
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ups.common.progress import note
+from ups.common.progress import beat, note
 from ups_discovery.seeds import generator
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ class ParameterBatch:
 
 
 MIN_FILM = 64  # frames of a long film that are read at least
+# of fits by steps (`Learnt`)
+MIN_GAIN, PATIENCE = 0.05, 3  # of the error, in a step: with less in three steps the fit ends
+SMALL_GAIN = 0.1  # of the error: with less, it is compared with that of other windows
+MOST_OVER = 1.25  # times the error may be that of other windows: above it, they are fitted as well
+MAX_TRIALS, DAMPING = 10, 8.0  # of the damping in a step, and its factor
 T = TypeVar("T")
 # u (batch, history, C, *space), the parameters of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, ParameterBatch, Tensor]
@@ -55,7 +62,7 @@ class Samples:
     """Random windows of a task's training split, from frame train_from on, as normalised fields of its head
     (a `TaskHead`); for a steady task coefficient and solution.
 
-    budget: number of windows for gradient steps.
+    budget: number of windows in the steps of a fit.
     """
 
     def __init__(self, head: nn.Module, cache: "Cache", seed: int, budget: int = 0):
@@ -184,7 +191,7 @@ class Base(nn.Module):
 
     @property
     def is_learnt(self) -> bool:
-        """Whether gradient steps train it, also with the network, rather than a closed-form fit."""
+        """Whether steps fit it, and then train it with the network, rather than a closed-form fit."""
         return any(True for _ in self.parameters())
 
     @property
@@ -240,10 +247,14 @@ class Mean(Base):
 
 
 class Learnt(Base):
-    """A base that is fitted by gradient steps: LEARNING_RATE of Adam, BATCH windows per step."""
+    """A base whose parameters minimise the mean relative error of one call, by Levenberg-Marquardt steps
+    (Marquardt 1963, doi 10.1137/0111030) with reweighted windows.
+
+    It is fitted to one block of BATCH windows, and to twice as many as long as others have larger errors. In
+    a tenth of the time its errors are a half to a hundredth of those of Adam (docs/lab/log.md).
+    """
 
     lr_factor = 0.2  # of the learning rate while the network learns its residual; with 1 it moves too far
-    LEARNING_RATE: float
     BATCH: int
 
     def prepare(self, samples: Samples, first: Window) -> None:
@@ -254,35 +265,82 @@ class Learnt(Base):
         return u_next - u[:, -1]
 
     @classmethod
-    def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
-        torch.manual_seed(samples.seed)
-        base, num_steps = cls(**settings).to(samples.device), samples.budget // cls.BATCH
-        batches = samples.batches(num_steps * cls.BATCH, cls.BATCH)
-        base.prepare(samples, batches[0]())
-        stopped = base.descend(lambda step: batches[step](), num_steps, samples.name)
-        yield cls.kind, settings, base
-        return (
-            None
-            if stopped is None
-            else (f"its fit stopped at step {stopped + 1} of {num_steps}, where a gradient is not finite")
-        )
-
-    def descend(self, window: Callable[[int], Window], num_steps: int, name: str = "") -> int | None:
-        """Adam on the relative error of one call, with linear warm-up and decay. None, or the step at which
-        it stopped because a gradient was not finite; validation decides whether the base is of use then.
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
+        """Yield the base after as many steps as the budget allows, if they help; a step on several blocks
+        counts several times.
         """
+        torch.manual_seed(samples.seed)
+        base, blocks = cls(**settings).to(samples.device), samples.batches(samples.budget, cls.BATCH)
+        base.prepare(samples, blocks[0]())
+        error = base.descend(blocks, samples.name)
+        yield cls.kind, settings, base
+        return None if math.isfinite(error) else "its error is not finite on training windows"
 
-        def loss_of(step: int) -> Tensor:
-            note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
-            u, parameters, u_next = window(step)
-            axes = tuple(range(1, u_next.ndim))
-            error = (self(u, parameters) - u_next).square().mean(axes)
-            return (error / self.unit(u, u_next).square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+    def descend(self, blocks: Sequence[Callable[[], Window]], name: str = "") -> float:
+        """Fit the parameters to blocks of windows; returns the error. len(blocks): the largest number of
+        steps on one block."""
+        shown, damping, spent, idle = [blocks[0]()], 1.0, 0, 0
+        error = self.error(shown)
+        while spent < len(blocks) and idle < PATIENCE:
+            note(f"{name}: {self.kind}, step {spent + 1} of at most {len(blocks)}")
+            before, spent = error, spent + len(shown)
+            error, damping = self.step(shown, error, damping)
+            idle = 0 if error <= (1 - MIN_GAIN) * before else idle + 1
+            if error <= (1 - SMALL_GAIN) * before:
+                continue
+            others = [read() for read in blocks[len(shown) : 2 * len(shown)]]
+            if others and self.error(others) > MOST_OVER * error:
+                shown, idle = shown + others, 0
+                error = self.error(shown)
+        return error
 
-        def rate(step: int) -> float:
-            return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
+    def step(self, windows: Sequence[Window], error: float, damping: float) -> tuple[float, float]:
+        """Move the parameters so that the error falls; returns it, and the damping of the next step. Without
+        such a move they stay."""
+        a = sum(self.normal_equations(window) for window in windows)
+        values, size = parameters_to_vector(self.parameters()).detach(), a.diagonal()[:-1]
+        scale = torch.diag((size + size.mean()).clamp_min(1e-30))
+        for _ in range(MAX_TRIALS):
+            moved = torch.linalg.solve(a[:-1, :-1] + damping * scale, a[:-1, -1])
+            vector_to_parameters(values + moved.to(values), self.parameters())
+            if (now := self.error(windows)) < error:
+                return now, max(damping / DAMPING, 1e-12)
+            damping *= DAMPING
+        vector_to_parameters(values, self.parameters())
+        return error, damping
 
-        from ups.training.optim import fit  # a fitted base needs no optimizer
+    @torch.no_grad()
+    def error(self, windows: Sequence[Window]) -> float:
+        """The mean relative error of one call."""
+        return float(torch.cat([self._errors(self(*window[:2]), window)[0] for window in windows]).mean())
 
-        optimizer = torch.optim.Adam([{"params": list(self.parameters()), "base_lr": self.LEARNING_RATE}])
-        return fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)
+    def _errors(self, predicted: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        """The relative error of every row of a window, and the unit."""
+        beat()
+        u, _, u_next = window
+        unit, error = (x.square().flatten(1).mean(1) for x in (self.unit(u, u_next), predicted - u_next))
+        unit = unit.clamp_min(1e-8)
+        return (error / unit).add(1e-12).sqrt(), unit.sqrt()
+
+    def normal_equations(self, window: Window) -> Tensor:
+        """Normal equations (parameters + 1, parameters + 1), float64, of the sum of relative errors."""
+        predicted, x = self.tangents(window)
+        error, unit = self._errors(predicted, window)
+        x = (x.double() / (unit * error.sqrt()).view(-1, 1, 1)).flatten(0, 1)
+        return x.T @ x
+
+    def tangents(self, window: Window) -> tuple[Tensor, Tensor]:
+        """The prediction, and its derivative by every parameter and last what it lacks (rows, numbers,
+        parameters + 1)."""
+        u, parameters, u_next = window
+        values = parameters_to_vector(self.parameters()).detach()
+
+        def predict(values: Tensor) -> Tensor:
+            parts, named = iter(values.split([one.numel() for one in self.parameters()])), {}
+            for name, one in self.named_parameters():
+                named[name] = next(parts).view_as(one)
+            return functional_call(self, named, (u, parameters))
+
+        columns = [jvp(predict, (values,), (one,))[1] for one in torch.eye(len(values)).to(values)]
+        predicted = predict(values)
+        return predicted, torch.stack([*columns, u_next - predicted], -1).flatten(1, -2)

@@ -32,8 +32,7 @@ class Elliptic(Learnt):
     # and 32 after it: 4.5e-3.
     ITERATIONS = 16
     HIDDEN = 16
-    # Adam, 400 steps on Darcy: 1.8e-2, 1.2e-2, 7.8e-3, 2.9e-3 for 5e-3, 1e-2, 2e-2, 4e-2
-    LEARNING_RATE = 4e-2
+    PROBES = 16  # modes of an error that are fitted
 
     def __init__(
         self,
@@ -87,6 +86,10 @@ class Elliptic(Learnt):
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        return self._solve(*self.system(u, parameters)) + self.zero.view(-1, *[1] * self.ndim)
+
+    def system(self, u: Tensor, parameters: ParameterBatch) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """The operator, of x (..., batch, C, *space), and the source (batch, C, *space)."""
         a = u[:, 0].float().movedim(1, -1)  # batch, *space, C_in
         marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
         faces = []
@@ -101,12 +104,40 @@ class Elliptic(Learnt):
 
         def operator(x: Tensor) -> Tensor:
             y = reaction * x
-            for axis, end in enumerate(self.ends):
-                left, right = self._neighbours(x, axis + 2, end, -1.0 if end == DIRICHLET else 1.0)
-                y = y - ((right - left) * faces[axis]).diff(dim=axis + 2)
+            for axis, (end, face) in enumerate(zip(self.ends, faces, strict=True), -self.ndim):
+                left, right = self._neighbours(x, axis, end, -1.0 if end == DIRICHLET else 1.0)
+                y = y - ((right - left) * face).diff(dim=axis)
             return y
 
-        return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)
+        return operator, source
+
+    def tangents(self, window: Window) -> tuple[Tensor, Tensor]:
+        """See `Learnt`; numbers are products with `probes` p. As A u = f, they change by p . du = (A^-1 p) .
+        (df - dA u), so each takes one more solution.
+        """
+        u, parameters, u_next = window
+        with torch.no_grad():
+            operator, source = self.system(u, parameters)
+            x, probes = self._solve(operator, source), self.probes()
+            adjoint = self._solve(operator, probes[:, None].expand(-1, *x.shape))
+        slopes, predicted = [], x + self.zero.view(-1, *[1] * self.ndim)
+        for row in (slice(row, row + 1) for row in range(len(u))):
+            operator, source = self.system(u[row], parameters.rows(row))
+            error, weights = source - operator(x[row]), [*self.parameters()]
+            for one in adjoint[:, row]:
+                found = torch.autograd.grad(error, weights, one, retain_graph=True)
+                slopes.append(torch.cat([slope.flatten() for slope in found]))
+        lacks = (u_next - predicted).flatten(1) @ probes.flatten(1).T
+        return predicted, torch.cat([torch.stack(slopes).unflatten(0, lacks.shape), lacks[..., None]], -1)
+
+    def probes(self) -> Tensor:
+        """The PROBES modes that the preconditioner reduces least, in each channel (probes, C, *space)."""
+        places = self.inverse.argsort(descending=True, stable=True)[: self.PROBES]
+        waves = torch.zeros(len(places), self.inverse.numel(), device=self.inverse.device)
+        waves[range(len(places)), places] = 1.0
+        modes = self.transform.inverse(waves * (1 + 1j) if self.transform.is_complex else waves)
+        channels = torch.eye(self.num_channels).to(modes).view(-1, self.num_channels, *[1] * self.ndim)
+        return (modes[:, None, None] * channels).flatten(0, 1)
 
     def unit(self, u: Tensor, u_next: Tensor) -> Tensor:
         """The field itself, as the input is not a frame."""
@@ -130,7 +161,7 @@ class Elliptic(Learnt):
         """A fixed number of preconditioned conjugate-gradient steps (Hestenes and Stiefel 1952)."""
         is_fitted = torch.is_grad_enabled() and self.training
         count = self.ITERATIONS if is_fitted else 2 * self.ITERATIONS
-        axes = tuple(range(2, source.ndim))
+        axes = tuple(range(-self.ndim, 0))
 
         def dot(x: Tensor, y: Tensor) -> Tensor:
             return (x * y).sum(axes, keepdim=True)

@@ -1,5 +1,6 @@
 """Spectral bases that are fitted in closed form, and the polynomial propagator."""
 
+import functools
 import itertools
 import math
 from abc import abstractmethod
@@ -17,6 +18,7 @@ MOST_DEGREE = 5
 WEIGHT_BYTES = 7 * 2**18
 
 
+@functools.cache
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
     """The channels of every monomial of degree 1 .. `degree`, in order of degree."""
     return [

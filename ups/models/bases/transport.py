@@ -1,4 +1,4 @@
-"""The transport base: a kernel that moves and mixes values, fitted by gradient steps.
+"""The transport base: a kernel that moves and mixes values, fitted by Levenberg-Marquardt steps.
 
 It stays beside the equation base because it serves parameter values that it was not fitted on, and fronts
 that the grid does not resolve: on Burgers' equation with nu 0.001 its validation error is 0.02 to the
@@ -29,7 +29,6 @@ class Transport(Learnt):
 
     kind, BATCH = "transport", 16
     TAPS = 5
-    LEARNING_RATE = 1e-2  # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
     RATE_SCALE = 10.0  # an optimizer step then moves the potential as much as the width
 
     def __init__(

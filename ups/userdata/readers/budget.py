@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from functools import cache
+from pathlib import Path
 
 MEMORY = 2**28  # bytes beyond the numbers that are read
 SECONDS = 3  # xarray and zarr open an ordinary file in 0.1
@@ -69,9 +69,4 @@ def _memory_in_use() -> int:
     """Bytes that RLIMIT_DATA counts; 0 where the system does not tell (macOS) or limits only the heap."""
     if not sys.platform.startswith("linux"):
         return 0
-    return int(os.pread(_statm(), 100, 0).split()[5]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@cache
-def _statm() -> int:
-    return os.open("/proc/self/statm", os.O_RDONLY)
+    return int(Path("/proc/self/statm").read_bytes().split()[5]) * os.sysconf("SC_PAGE_SIZE")

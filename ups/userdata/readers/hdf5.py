@@ -83,7 +83,7 @@ class Hdf5(Store):
         return list(self.stored)
 
     @reading
-    def _first_names(self) -> list[str]:
+    def first_names(self) -> list[str]:
         return [name for name, _ in itertools.islice(_arrays(self.file), EARLY)]
 
     @reading
@@ -204,8 +204,6 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
 
 def _require_filters(dataset: h5py.Dataset) -> None:
     """Raise ValueError for an array compressed by a filter that is not installed, such as Blosc."""
-    if not dataset.chunks:
-        return
     filters = dataset.id.get_create_plist()
     missing = [
         f"{name.decode(errors='replace') or 'number'} ({code})"

@@ -50,7 +50,8 @@ class Npy(Arrays):
     is_single = True
 
     def __init__(self, path: Path):
-        rows = checked(path, lambda: _whole(path), ".npy file")
+        with path.open("rb") as file:
+            rows = checked(path, lambda: _array(path, file, path.name), ".npy file")
         super().__init__(path, {path.stem: rows})
 
 
@@ -154,12 +155,6 @@ def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:
                 continue
             with archive.open(entry) as member:
                 yield name, _array(path, member, entry.filename, size, is_mapped=False)
-
-
-def _whole(path: Path) -> np.ndarray:
-    """The array of an .npy file, mapped."""
-    with path.open("rb") as file:
-        return _array(path, file, path.name)
 
 
 def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: bool = True) -> np.ndarray:

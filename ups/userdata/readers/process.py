@@ -3,8 +3,7 @@
 One process serves a command and all its files. A file that crashes a library or needs more than the budget
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
 
-Each request costs a trip there and back. What was asked of one file of a set is therefore sent with the
-opening of the next one, which takes one trip.
+What was asked of one file of a set is sent with the opening of the next one, which takes one trip.
 """
 
 import builtins
@@ -38,6 +37,7 @@ REMEDY = "Leave that file out, or copy its arrays into a new one."
 MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
 MOST_AHEAD = 64  # requests that are sent with the opening of a file
 SMALL, MOST_SMALL = 2**14, 128  # numbers of an array that is read as a whole, and such arrays that are kept
+USUAL: dict[str, list[tuple]] = {}  # form of the name of a file -> what was asked of the last one
 NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
@@ -83,8 +83,7 @@ class ReadingProcess:
         self.numbers = itertools.count()  # of files that are opened
 
     def call(self, path: Path | str, *request: Any) -> Any:
-        """The answer to a request (method, number of an open file, arguments) about the file at a path or an
-        address. Raises the error of its reader, and what `replies` raises."""
+        """The answer to a request (method, number of an open file, arguments). Raises its error."""
         return answer_of(self.replies(path, [request])[0])
 
     def replies(self, path: Path | str, requests: list[tuple]) -> list[Reply | None]:
@@ -162,23 +161,14 @@ def _answers_before(path: Path) -> dict[tuple, Any]:
     return {}
 
 
-@lru_cache(MOST_REMEMBERED)
-def _usual_requests(form: str) -> list[tuple]:
-    """What was asked of the last file of a form of names."""
-    return []
-
-
 class Foreign(Store):
-    """A file that is open in the reading process. It is opened again where another file ended that.
-
-    usual: the requests about the file before, of a name that differs in numbers alone, and then about this
-    one; ahead: replies to these that came with the opening.
-    """
+    """A file that is open in the reading process. It is opened again where another file ended that. form: of
+    its name, without numbers; ahead: replies that came with the opening."""
 
     def __init__(self, path: Path):
         super().__init__(path)
         self.process, self.known, self.numbers = None, _answers_before(path), {}
-        self.usual = _usual_requests(re.sub(r"\d+", "#", str(path)))
+        self.form = re.sub(r"\d+", "#", str(path))
         self.asked: dict[tuple, None] = {}
         self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name))
         self._open()
@@ -186,7 +176,7 @@ class Foreign(Store):
     def _open(self) -> None:
         self.process = running()
         self.number = next(self.process.numbers)
-        ahead = [request for request in self.usual if request not in self.known]
+        ahead = [request for request in USUAL.get(self.form, ()) if request not in self.known]
         requests = [(method, self.number, *arguments) for method, *arguments in [("open", self.path), *ahead]]
         first, *others = self.process.replies(self.path, requests)
         self.is_single = answer_of(first)
@@ -208,14 +198,14 @@ class Foreign(Store):
 
     def close(self) -> None:
         self.process.closed.append(self.number)
-        self.usual[:] = [*self.asked][:MOST_AHEAD]
+        USUAL[self.form] = [*self.asked][:MOST_AHEAD]
 
     @property
     def listed(self) -> dict[str, Stored]:
         return self._once("listed")
 
-    def different_names(self, most: int) -> list[str]:
-        return self._ask("different_names", most)
+    def first_names(self) -> list[str]:
+        return self._ask("first_names")
 
     def array(self, name: str) -> Stored | None:
         return self.known.get(("listed",), {}).get(name) or self._once("array", name)
@@ -288,7 +278,7 @@ def _reply(
             return None, store.is_single
         store = stores[number]
         budget.begin(*(0, 0) if method in NUMBERS else store.used)
-        if method in ("listed", "different_names") and path.is_file():
+        if method in ("listed", "first_names") and path.is_file():
             budget.allow(work=path.stat().st_size)
         if method in NUMBERS:
             if is_ahead and not _is_small(store.array(arguments[0])):
