@@ -176,22 +176,14 @@ def train_ours(
         )
     operator.load_state_dict(chosen[1], strict=False)
     trained = operator.heads[task]
-    is_fit_better = best < chosen[0]  # the fitted base before any gradient step was better still
-    if is_fit_better:
-        operator.heads[task].load_state_dict(base, strict=False)
     operator.eval()
 
     @cache_once
     def network_weight() -> float:
         """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make
         none."""
-        return (
-            0.0
-            if is_fit_better
-            else select_network_weight(
-                operator, cache, settings.train.validate_trajectories, context, seed, place
-            )[0]
-        )
+        num_validated = settings.train.validate_trajectories
+        return select_network_weight(operator, cache, num_validated, context, seed, place)[0]
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         trained.facts = dataclasses.replace(trained.facts, network_weight=network_weight())

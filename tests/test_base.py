@@ -411,10 +411,10 @@ def built(kind: str) -> tuple[Base, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_a_base_is_built_from_any_settings_and_is_trained_if_it_has_weights(kind):
+def test_a_base_is_built_from_any_settings(kind):
     base, u = built(kind)
     assert base.kind == kind
-    assert base.is_learnt == isinstance(base, Learnt) and (not base.is_learnt or base.lr_factor < 1)
+    assert isinstance(base, Learnt) == any(True for _ in base.parameters())
     assert base(u, parameter_batch(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == u[:, -1].shape
 
 
@@ -646,7 +646,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
         base.cell[-1].bias[channels:] += (
             8.0  # a reaction of order one: without walls the problem is singular otherwise
         )
-    base.ITERATIONS = 40
+    base.ITERATIONS = 80
     operator, source, solution = system_of(base, noise(2, 1, 1, *space))
     assert solution.shape == (2, channels, *space)
     # float32; 2e-4 measured
@@ -664,7 +664,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
 )
 def test_tangents_are_derivatives_of_what_the_prediction_lacks(base, space):
     base = scrambled(base, 0.2)
-    base.ITERATIONS = 40
+    base.ITERATIONS = 80
     window = noise(2, 1, 2, *space), parameter_batch(noise(2, 1, seed=4)), noise(2, 2, *space, seed=7)
     if base.kind == "elliptic":
         with torch.no_grad():  # a reaction: without walls the problem is singular otherwise

@@ -70,8 +70,7 @@ class TaskHead(nn.Module):
         self.coefficient_codec = empty_tokenizer(facts.input_codec) if facts.input_codec else None
         self.forcing_codec = empty_tokenizer(facts.forcing_codec) if self.task.forcing else None
         self.base = build_base(facts.base)
-        for parameter in self.base.parameters():
-            parameter.lr_factor = self.base.lr_factor
+        self.base.requires_grad_(False)  # it stays as it was fitted: with the network its errors grow
         self.register_buffer("scale", torch.ones(max(1, len(facts.parameter_values))))
         # normalised bounds of each channel: rollouts are clipped to them, so none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):

@@ -55,8 +55,8 @@ def operator_loss(
     """The loss of a batch of windows, and the detached errors of network and base.
 
     u (batch, history, ...): input frames; u_ref (batch, unroll * bundle, ...): the frames to predict by
-    `unroll` calls in a row. The loss is the mean over calls of the network's relative error, that of a learnt
-    base, and field_weight times that of the field; gradients flow through the rollout.
+    `unroll` calls in a row. The loss is the mean over calls of the network's relative error and field_weight
+    times that of the field; gradients flow through the rollout.
     """
     head = operator.heads[task]
     scale, values_per_mode = head.scale[parameters.index], head.codec.width / head.codec.dim
@@ -67,12 +67,7 @@ def operator_loss(
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
         network_error = relative_error(full, target, u_base, scale, values_per_mode)
         base_error = relative_error(u_base, target, u_base, scale, values_per_mode)
-        loss = (
-            loss
-            + network_error
-            + (base_error if head.base.is_learnt else 0.0)
-            + field_weight * relative_field_error(full, target)
-        )
+        loss = loss + network_error + field_weight * relative_field_error(full, target)
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]

@@ -4,11 +4,11 @@
     u_next = constrained( u_base + decode( scale * network(encode u, encode u_base, condition) ) )
 
 The base (ups/models/bases/) is cheap and selected per task. The shared network reads the history and the
-base's prediction, and learns the residual of the base in units of `scale`, its RMS on training windows. A
-learnt base is also trained on its own error. The network is used only for tasks on which it helps in
-validation (`TaskHead.is_network_used`). Base and operator conserve what the equation conserves and stay near
-the range of the training data, so long rollouts stay finite (ups/models/constraints.py). The codec is the
-first and the last layer of the network: nothing else reads latents.
+base's prediction, and learns the residual of the base in units of `scale`, its RMS on training windows. The
+base stays as it was fitted. The network is used only for tasks on which it helps in validation
+(`TaskHead.is_network_used`). Base and operator conserve what the equation conserves and stay near the range
+of the training data, so long rollouts stay finite (ups/models/constraints.py). The codec is the first and the
+last layer of the network: nothing else reads latents.
 """
 
 from collections.abc import Callable, Mapping

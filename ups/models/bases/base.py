@@ -190,11 +190,6 @@ class Base(nn.Module):
         return []
 
     @property
-    def is_learnt(self) -> bool:
-        """Whether steps fit it, and then train it with the network, rather than a closed-form fit."""
-        return any(True for _ in self.parameters())
-
-    @property
     def complexity(self) -> tuple[float, int]:
         """(degree, number of fitted coefficients); smaller is simpler."""
         return self.degree, self.num_fitted
@@ -254,7 +249,6 @@ class Learnt(Base):
     a tenth of the time its errors are a half to a hundredth of those of Adam (docs/lab/log.md).
     """
 
-    lr_factor = 0.2  # of the learning rate while the network learns its residual; with 1 it moves too far
     BATCH: int
 
     def prepare(self, samples: Samples, first: Window) -> None:
