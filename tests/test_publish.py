@@ -171,7 +171,11 @@ def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home
     )
     u_ref = truth.future(truth.rows)
     error = ((u_pred - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt().mean()
-    assert results.tasks["burgers1d"].number("operator", "nrmse") == pytest.approx(float(error), rel=1e-4)
+    assert results.tasks["burgers1d"].number("operator", "nrmse") == pytest.approx(
+        float(error),
+        rel=1e-4,
+        abs=1e-7,  # rounding of float32 fields, as the error itself is 2e-4
+    )
 
 
 def error_in_card(text: str, task: str) -> float:

@@ -1092,12 +1092,13 @@ def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_proc
         "facts"
     ]["ratio"]
     assert codes == [1, 1] and 0.01 < measured < 100
+    words = (
+        f"ValueError: the operator's residuals of {HIDDEN} where the corrector trains are {measured:.3f} times "
+        "those of validation "
+    )
     for rank, log in enumerate(logs):
-        last = log.strip().splitlines()[-1]
-        assert last.startswith(
-            f"FAILED: rank {rank}, stage diffusion, step 0: ValueError: the operator's residuals of {HIDDEN} "
-            f"where the corrector trains are {measured:.3f} times those of validation (standard error "
-        )
+        last = log.strip().splitlines()[-1]  # a slow rank may learn it from the other
+        assert last.startswith(f"FAILED: rank {rank}, stage diffusion, step 0: ") and words in last, last
     assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
 
 
