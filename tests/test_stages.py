@@ -1093,8 +1093,8 @@ def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_proc
     ]["ratio"]
     assert codes == [1, 1] and 0.01 < measured < 100
     words = (
-        f"ValueError: the operator's residuals of {HIDDEN} where the corrector trains are {measured:.3f} times "
-        "those of validation "
+        f"ValueError: the operator's residuals of {HIDDEN} where the corrector trains are {measured:.3f} "
+        "times those of validation "
     )
     for rank, log in enumerate(logs):
         last = log.strip().splitlines()[-1]  # a slow rank may learn it from the other

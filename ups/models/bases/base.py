@@ -51,7 +51,9 @@ MIN_FILM = 64  # frames of a long film that are read at least
 # of fits by steps (`Learnt`)
 MIN_GAIN, PATIENCE = 0.05, 3  # of the error, in a step: with less in three steps the fit ends
 SMALL_GAIN = 0.1  # of the error: with less, it is compared with that of other windows
-MOST_OVER = 1.25  # times the error may be that of other windows: above it, they are fitted as well
+# times the error may be that of so many times as many other windows: above it, some of these are fitted, too.
+# With as many others and 1.25, one of three fits to a law that is not elliptic had thrice the others' errors
+MOST_OVER, NUM_OTHERS = 1.1, 4
 MAX_TRIALS, DAMPING = 10, 8.0  # of the damping in a step, and its factor
 T = TypeVar("T")
 # u (batch, history, C, *space), the parameters of its rows, u_next (batch, C, *space)
@@ -282,9 +284,10 @@ class Learnt(Base):
             idle = 0 if error <= (1 - MIN_GAIN) * before else idle + 1
             if error <= (1 - SMALL_GAIN) * before:
                 continue
-            others = [read() for read in blocks[len(shown) : 2 * len(shown)]]
+            count = len(shown)
+            others = [read() for read in blocks[count : (1 + NUM_OTHERS) * count]]
             if others and self.error(others) > MOST_OVER * error:
-                shown, idle = shown + others, 0
+                shown, idle = shown + others[:count], 0
                 error = self.error(shown)
         return error
 
