@@ -157,7 +157,7 @@ data: {{tasks: [{NOISY}, {FIRM}, {STEADY}], source: published, val_fraction: 0.0
 task:
   {NOISY}: {{num_trajectories: {NUM[NOISY]}, reserve: 0.8, {RING}}}
   {FIRM}: {{num_trajectories: {NUM[FIRM]}, history: 1, {RING}}}
-  {STEADY}: {{num_trajectories: {NUM[STEADY]}, resolution: {SIDE}, patch: 2, reserve: 0.8}}
+  {STEADY}: {{num_trajectories: {NUM[STEADY]}, resolution: {SIDE}, patch: 2, reserve: 0.8, base: [mean]}}
 operator:
   model: {{width: 24, depth: 2, modes: 3, kernel_size: 3}}
   base_steps: 20
