@@ -352,6 +352,9 @@ def test_every_parameter_gets_a_gradient_after_two_updates():
             loss.backward()
         optimizer.step()
     for name, parameter in operator.named_parameters():
+        if ".base." in name:  # stays as it was fitted
+            assert parameter.grad is None, name
+            continue
         assert (
             parameter.grad is not None
             and torch.isfinite(parameter.grad).all()
@@ -459,7 +462,7 @@ def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
 
 @pytest.mark.parametrize("field_weight", [0.0, 0.3])
 @pytest.mark.parametrize(("kind", "bundle"), [("transport", 1), ("persistence", 2)])
-def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle, field_weight):
+def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind, bundle, field_weight):
     operator = build(describe("burgers1d", kind, history=2, bundle=bundle))
     head, parameters = operator.heads["burgers1d"], values("burgers1d")
     head.scale.copy_(torch.tensor([0.2, 0.3, 0.4]))
@@ -479,7 +482,6 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
             for pred in (full, z_base)
         ]
         total += errors[0] + field_weight * float(relative_field_error(full.detach(), target))
-        total += errors[1] if kind == "transport" else 0.0
         network, base = network + errors[0] / 2, base + errors[1] / 2
         z = torch.cat([z, full], 1)[:, -2:]
     assert float(loss.detach()) == pytest.approx(total / 2, rel=1e-5)
