@@ -11,7 +11,14 @@ import pytest
 import torch
 import yaml
 
-from ups.common.text import file_stem, markdown, printable, require_plain_name, require_plain_text
+from ups.common.text import (
+    file_stem,
+    frames_ahead,
+    markdown,
+    printable,
+    require_plain_name,
+    require_plain_text,
+)
 from ups.config.load import load_config
 from ups.userdata.readers import open_store
 
@@ -182,3 +189,8 @@ def test_a_unit_in_a_file_becomes_plain_text(tmp_path):
         yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": section}})
     )
     assert load_config(tmp_path / "my.yaml").task["mine"].units == {"u": "m\\x1b[31m / s"}
+
+
+def test_a_horizon_is_worded_without_powers_of_ten_where_it_has_few_digits():
+    assert frames_ahead(2, 17532, "hours") == "2 frames ahead, 17532 hours"
+    assert frames_ahead(1, 387.5 * 4e3, None) == "1 frame ahead, 1.55e+06 time units"

@@ -211,7 +211,8 @@ def number(value: Any, digits: int = 3) -> str:
 
 def frames_ahead(num: int, until: float, unit: str | None) -> str:
     """How far ahead forecasts go, such as "15 frames ahead, 1.5 time units"."""
-    return f"{num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit or 'time units'}"
+    time = f"{until:.0f}" if 1000 <= until < 1e6 else f"{until:.3g}"
+    return f"{num} frame{'s' * (num != 1)} ahead, {time} {unit or 'time units'}"
 
 
 def file_stem(text: Any) -> str:
