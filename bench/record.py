@@ -165,9 +165,9 @@ def main(argv: list[str] | None = None) -> None:
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
     args = parse(parser, argv)
-    if not args.write and args.task is None:
-        parser.error("--task is missing, such as --task burgers1d")
     if not args.write:
+        if args.task is None:
+            parser.error("--task is missing, such as --task burgers1d")
         threads = torch.get_num_threads()
         prepare(args)
         torch.set_num_threads(threads)  # a record is of the whole machine

@@ -23,7 +23,7 @@ from ups.config.schema import Config
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done, solver_of
-from ups.evaluation.transient import FEW
+from ups.evaluation.transient import FEW_STARTS
 from ups.generative.corrector import Corrector
 from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
@@ -154,7 +154,7 @@ def print_report_plan(config: Config) -> None:
             forward = FORWARD * _seconds(network, grid, settings.batch_size, boundary, precision)
             num = settings.ensemble_trajectories
             # of rollouts, fewer evaluations and long rollouts together, and of single steps
-            states = 4 * num if is_steady else (min(FEW, num) + 16) * settings.ensemble_frames + 320
+            states = 4 * num if is_steady else (min(FEW_STARTS, num) + 16) * settings.ensemble_frames + 320
             total += 2 * section.sampler_steps * settings.members * states * forward
     print(
         f"  about {duration(total)} for ensembles of {settings.members} members, estimated from one step per "

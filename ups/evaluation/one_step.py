@@ -24,7 +24,7 @@ from ups.metrics.spectra import ROUNDING, octaves
 from ups.results import START, Entry, Figures
 
 STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
-FEW = 256  # windows of a sampler with many evaluations
+FEW_WINDOWS = 256  # windows of a sampler with many evaluations
 FRACTION = 16  # of the windows: those of the checks that sample again
 PAIRED = 4  # members in an energy distance
 LEADS = 4  # of the second ensemble, sampled if no law is known
@@ -59,7 +59,7 @@ def assess_one_step(
     windows = one_step(ensembles, count, num_members, others, num_exact=num_exact)
     if costly:
         note(f"{entry.name}: single steps of {', '.join(costly)}")
-        windows.samples.update(one_step(ensembles, min(FEW, count), num_members, costly).samples)
+        windows.samples.update(one_step(ensembles, min(FEW_WINDOWS, count), num_members, costly).samples)
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     resamples = Resamples(num_bootstrap, ensembles.seed, groups)
     field_ref = windows.u_ref.cpu()

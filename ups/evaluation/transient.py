@@ -38,7 +38,7 @@ from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
-FEW = 24  # starts of a sampler with many evaluations
+FEW_STARTS = 24  # starts of a sampler with many evaluations
 # long rollouts: times the length of the others, starts (few: of a sampler with many evaluations), members,
 # exact samples
 LONG, LONG_ROWS, LONG_FEW, LONG_MEMBERS, LONG_EXACT = 10, 16, 4, 2, 100
@@ -95,7 +95,7 @@ def assess_transient(
     scores, members_of = {}, {}
     for model, forecast in forecasts.items():
         note(f"{task.name}: rollouts of {model}")
-        starts = rows[: FEW if needs_many(entry, model) else None]
+        starts = rows[: FEW_STARTS if needs_many(entry, model) else None]
         members, cost = timed(forecast, starts, num_frames, settings.members)
         scores[model] = score(members)
         entry.add(model, summarise_ensemble(scores[model], resamples[: len(starts)]))

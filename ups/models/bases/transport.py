@@ -29,7 +29,7 @@ class Transport(Learnt):
 
     kind, BATCH = "transport", 16
     TAPS = 5
-    RATE_SCALE = 10.0  # an optimizer step then moves the potential as much as the width
+    RATE_SCALE = 10.0  # of the stored potential, which is then as large as the width
 
     def __init__(
         self,
