@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ class Hdf5(Store):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self.stored: dict[str, Stored | None] = {}  # by name, without axes
-        self.axes: dict[str, tuple[str, ...]] = {}  # by name, once all are listed
+        self.stored: dict[str, Stored] = {}  # by name, once they are listed
         self.last: tuple[str, h5py.Group | h5py.Dataset | None] = ("", None)  # what was looked for, and found
         self.file = checked(path, lambda: h5py.File(path, "r", locking=False), self.kind)
 
@@ -81,10 +79,8 @@ class Hdf5(Store):
 
     @reading
     def _names(self) -> list[str]:
-        for name, found in _arrays(self.file):
-            self.stored[name] = self._about(found)
-            self.axes[name] = _axis_names(found)
-        return list(self.axes)
+        self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
+        return list(self.stored)
 
     @reading
     def first_names(self) -> list[str]:
@@ -92,24 +88,17 @@ class Hdf5(Store):
 
     @reading
     def _array(self, name: str) -> Stored | None:
-        if name not in self.stored:
-            found = self._node(name)
-            is_array = isinstance(found, h5py.Dataset) and found.shape is not None
-            self.stored[name] = self._about(found) if is_array else None
-        return self.stored[name]
-
-    @reading
-    def _with_axes(self, name: str) -> Stored | None:
-        if (found := self._array(name)) is None:
-            return None
-        axes = self.axes[name] if name in self.axes else _axis_names(self._node(name))
-        return replace(found, axes=self.plain(axes))
+        if name in self.stored:
+            return self.stored[name]
+        found = self._node(name)
+        return self._about(found) if isinstance(found, h5py.Dataset) and found.shape is not None else None
 
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
-        if kind.kind in "fiu" and h5a.get_num_attrs(found.id):
-            kind = self._unpacked(np.zeros((), kind), found).dtype
-        return Stored(found.shape, kind)
+        if not h5a.get_num_attrs(found.id):
+            return Stored(found.shape, kind)
+        kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
+        return Stored(found.shape, kind, self.plain(_axis_names(found)))
 
     @reading
     def _read(self, name: str, index: tuple) -> np.ndarray:

@@ -40,7 +40,6 @@ MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
 MOST_AHEAD = 64  # requests that are sent with the opening of a file
 SMALL, MOST_SMALL = 2**14, 128  # numbers of an array that is read as a whole, and such arrays that are kept
 USUAL: dict[str, list[tuple]] = {}  # form of the name of a file -> what was asked of the last one
-MOST_ARRAYS = 2**14  # of any files, which are remembered: the numbers of a set are read after all shapes
 NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
@@ -122,8 +121,9 @@ class ReadingProcess:
     def open_early(self, opening: Opening) -> None:
         """Let a file be opened while another one is in use."""
         with self.lock, contextlib.suppress(DamagedError):  # if it died of the file before
-            self._send(opening.path, opening.requests)
-            self.early = opening
+            if self.early is None:
+                self._send(opening.path, opening.requests)
+                self.early = opening
 
     def opened_early(self, identity: tuple) -> Opening | None:
         """The opening of this file, if it was opened early; that of another one is given up."""
@@ -214,12 +214,6 @@ def _answers(path: Path, *identity: int) -> dict[tuple, Any]:
     return {}
 
 
-@lru_cache(MOST_ARRAYS)
-def _array_of(name: str, path: Path, *identity: int) -> list[Stored | None]:
-    """What it said of one array, once it did."""
-    return []
-
-
 def _identity(path: Path) -> tuple[Path | int, ...]:
     """What changes with a file; () of a folder, which does not tell."""
     with contextlib.suppress(OSError):
@@ -292,12 +286,7 @@ class Foreign(Store):
         return self._ask("first_names")
 
     def array(self, name: str) -> Stored | None:
-        if name in (listed := self.known.get(("listed",), {})):
-            return listed[name]
-        before = _array_of(name, *self.identity) if self.identity else []
-        if not before:
-            before.append(self._once("array", name))
-        return before[0]
+        return self.known.get(("listed",), {}).get(name) or self._once("array", name)
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
         found = self._once("those", names)
@@ -370,7 +359,7 @@ def _reply(
         if method in ("listed", "first_names") and path.is_file():
             budget.allow(work=path.stat().st_size)
         if method in NUMBERS:
-            if is_ahead and not _is_small(store.raw(arguments[0])):
+            if is_ahead and not _is_small(store.array(arguments[0])):
                 return None
             store.allow(*arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)

@@ -152,7 +152,7 @@ class Store:
         """Every array by its name, in natural order."""
         found = {}
         for name in self.plain(self._names()):
-            whole = self._with_axes(name)
+            whole = self._array(name)
             if whole.dtype.kind != "c":
                 found[name] = whole
             elif self._is_complex(name):
@@ -168,18 +168,10 @@ class Store:
 
     def _look_for(self, name: str) -> Stored | None:
         whole, part = self._part(name)
-        found = self._with_axes(whole)
+        found = self._array(whole)
         if found is None or found.dtype.kind != "c" or (not part and self._is_complex(whole)):
             return found
         return _real(found, is_real_part=not part)
-
-    def _with_axes(self, name: str) -> Stored | None:
-        """`_array` with the names of its axes, which a kind of file may find only here."""
-        return self._array(name)
-
-    def raw(self, name: str) -> Stored | None:
-        """The array that holds the numbers of `name`, perhaps without the names of its axes."""
-        return self._array(self._part(name)[0])
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
         """Those of these arrays that the file holds."""
@@ -240,7 +232,7 @@ class Store:
 
     def allow(self, name: str, index: tuple = ()) -> None:
         """Grant `read` the room for the numbers that it gives, and the time to unpack the whole array."""
-        if (found := self.raw(name)) is not None:
+        if (found := self.array(name)) is not None:
             index = (*index, *[slice(None)] * (len(found.shape) - len(index)))
             num = found.dtype.itemsize
             for size, part in zip(found.shape, index, strict=True):
