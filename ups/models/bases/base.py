@@ -37,9 +37,12 @@ class ParameterBatch:
     raw: Tensor | None = None
     forcing: Tensor | None = None
 
-    def later(self, num_frames: int) -> Self:
-        """The batch `num_frames` later, with its forcing shifted."""
-        return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
+    def later(self, num_frames: int, length: int | None = None) -> Self:
+        """The batch `num_frames` later, with its forcing shifted: `length` frames of it, or all that are
+        left."""
+        if self.forcing is None:
+            return self
+        return replace(self, forcing=self.forcing[:, num_frames:][:, :length])
 
     def rows(self, some: slice) -> Self:
         """The batch of some rows."""
