@@ -256,4 +256,4 @@ def load_operator(
     operator = load_stage(
         directory, Operator, "operator stage", f"Run {make_target('operator')}.", "operator"
     )
-    return operator.use_solvers(solvers or {}).to(device).eval()
+    return operator.use_solvers(solvers or {}).served_on(device)

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import call
 
 import torch
 from torch import Tensor, nn
@@ -73,10 +74,11 @@ class Traces:
         names = tuple(name for name, value in vars(parameters).items() if value is not None)
 
         def plain(u: Tensor, num_done: int) -> Tensor:
-            return operator.step(u, head.name, parameters.later(num_done), component)[0]
+            batch = parameters.later(num_done, 1 + head.bundle)
+            return operator.call(type(operator).step, operator, u, head.name, batch, weight)[0]
 
-        # elsewhere launches overlap with kernels; a user's function may do anything
-        if operator.training or head.scale.device.type != "cpu" or head.base.is_user_solver:
+        is_captured = operator.call is not call or head.scale.device.type != "cpu"
+        if operator.training or is_captured or head.base.is_user_solver:  # a user's function may do anything
             return plain
 
         def step(u: Tensor, num_done: int) -> Tensor:
