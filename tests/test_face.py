@@ -44,7 +44,7 @@ from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative import sampling, validation
 from ups.generative.residuals import TransientResiduals
-from ups.models.rollout import rollout
+from ups.models.rollout import rollout, traced
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
@@ -610,8 +610,23 @@ def test_a_graph_computes_the_same_bits_as_the_steps(pretrained, monkeypatch, ta
     if task == "burgers1d":
         path = path_of(lambda: model.forecast(task, starts[0], given[0], 1, extrapolate=True))
         assert all(one <= most for one, most in zip(path, MOST_OF_GRAPH, strict=True)), path
+    with torch.no_grad():  # a graph of other weights does not serve
+        model.operator.task_embedding.mul_(1.01)
+        model.operator.head(task).scale.mul_(1.01)
+    changed = model.forecast(task, starts[0], *given, extrapolate=True)
+    monkeypatch.undo()
+    assert np.array_equal(changed, copy.deepcopy(model).forecast(task, starts[0], *given, extrapolate=True))
     model.operator.train().traces.graphs = dict.fromkeys(model.operator.traces.graphs, pytest.fail)
     model.forecast(task, starts[0], *given, extrapolate=True)  # without a graph, as its tensors may change
+
+
+def test_a_step_that_branches_on_numbers_has_no_graph():
+    model, u = torch.nn.Linear(2, 2), torch.ones(2)
+
+    def step(model, u):
+        return model(u) if u.sum() > 0 else -u
+
+    assert traced(step, model, {}, (u,), step(model, u).detach()) is None
 
 
 def test_the_path_of_a_sampled_frame_is_short(model, monkeypatch):

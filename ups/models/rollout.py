@@ -15,6 +15,7 @@ from operator import call
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from ups.common.progress import beat, note
 from ups.models.bases.base import ParameterBatch
@@ -56,12 +57,13 @@ def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: 
 
 
 class Traces:
-    """The graphs of an operator, by head, weight of the network and shapes. There are none while it is
-    trained, as its bounds, decisions and tensors may change then."""
+    """The graphs of an operator, by head, weight of the network, shapes and state of its tensors. There are
+    none while it is trained, as its bounds and decisions may change then."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0])  # number, processor seconds
         self.graphs: dict[tuple, Callable[..., Tensor] | None] = {}
+        self.tensors: list[Tensor] = []  # of the operator; to list them takes as long as a frame
 
     def __reduce__(self) -> tuple:
         return Traces, ()  # a copy has none
@@ -81,10 +83,15 @@ class Traces:
         if operator.training or is_captured or head.base.is_user_solver:  # a user's function may do anything
             return plain
 
+        # a graph holds what it has computed of tensors alone: their versions count changes in place
+        self.tensors = self.tensors or [*operator.parameters(), *operator.buffers()]
+        state = sum(one._version for one in self.tensors)
+
         def step(u: Tensor, num_done: int) -> Tensor:
             batch = parameters.later(num_done, 1 + head.bundle)
             given = u, *(getattr(batch, name) for name in names)
-            key = head, weight, operator.precision, names, tuple((one.shape, one.dtype) for one in given)
+            shapes = tuple((one.shape, one.dtype) for one in given)
+            key = head, weight, operator.precision, state, names, shapes
             if (graph := self.graphs.get(key)) is not None:
                 with torch.inference_mode():
                     return graph(*given)
@@ -113,13 +120,15 @@ def traced(
     arguments: tuple[Tensor, ...],
     expected: Tensor,
 ) -> Callable[..., Tensor] | None:
-    """The graph of function(model, *arguments), which branches on shapes alone; None, and a note that says
-    why, if there is none that returns the expected bits. shared: parts of the model that are not copied, by
+    """The graph of function(model, *arguments); None, and a note that says why, if a branch depends on
+    numbers, or if it does not return the expected bits. shared: parts of the model that are not copied, by
     id."""
     try:
-        # a copy with the same tensors, but without their gradient, as a graph holds constants
+        # copies with the same tensors, but without their gradient, as a graph holds constants
         tensors = {id(one): one.detach() for one in (*model.parameters(), *model.buffers())}
-        fixed = copy.deepcopy(model, tensors | shared)
+        fixed, numberless = (copy.deepcopy(model, tensors | shared) for _ in range(2))
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # where a branch on numbers is an error
+            function(numberless, *map(fake.from_tensor, arguments))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of branches on shapes, and of future versions of torch
             graph = torch.jit.trace(lambda *given: function(fixed, *given), arguments, check_trace=False)
