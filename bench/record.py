@@ -69,17 +69,15 @@ def threshold_of(task: str, parameters: list[float]) -> dict[str, str]:
     return values[wanted]
 
 
-def protocol(config: Config, task: str, test: Split, is_steady: bool) -> str:
+def protocol(config: Config, task: str, test: Split) -> str:
     """Return what of the data must be equal before two errors are compared."""
     wanted, spec = config.task[task], get_task(task)
     parameters = "".join(f"{spec.parameters[0]} {value:g}, " for value in wanted.parameters)
-    strides = f"strides {wanted.space_stride} and {wanted.time_stride}"
     frames = f"{test.given.shape[1]} frames given, {test.truth.shape[1]} scored"
-    cells = " x ".join(map(str, test.truth.shape[3:]))
     return (
         f"{parameters}{config.data.source}, {wanted.num_trajectories} of {spec.num_trajectories} "
-        f"trajectories, {cells} cells, {strides}, {'steady' if is_steady else frames}, "
-        f"tested on {len(test.truth)}"
+        f"trajectories, {' x '.join(map(str, test.truth.shape[3:]))} cells, strides {wanted.space_stride} "
+        f"and {wanted.time_stride}, {'steady' if spec.is_steady else frames}, tested on {len(test.truth)}"
     )
 
 
@@ -113,7 +111,7 @@ def race(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         "validation": best_error(trained),
         "steps": trained.steps,
         "history": trained.history,
-        "protocol": protocol(config, task, splits["test"], problem.is_steady),
+        "protocol": protocol(config, task, splits["test"]),
         "machine": machine(args.device),
     }
     key = eleven.key_of(args, args.model, seed, eleven.identity(config, task))
