@@ -19,7 +19,7 @@ from ups.evaluation.ensemble import (
     needs_many,
     rollouts,
 )
-from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, independence
+from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step
 from ups.evaluation.reference_ensembles import (
     EXACT,
     reference_ensembles,
@@ -34,6 +34,7 @@ from ups.metrics.climate import climate
 from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, compare, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
+from ups.metrics.likeness import likeness
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
@@ -62,7 +63,13 @@ def assess_transient(
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
-    facts = {"split": truth.split, "times": times, "setting": setting, "serves": serves}
+    facts = {
+        "split": truth.split,
+        "times": times,
+        "setting": setting,
+        "serves": serves,
+        "fields": [*task.moving],
+    }
     entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
@@ -107,8 +114,11 @@ def assess_transient(
             if law is None:
                 again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
             of_law = None if law is None else law[: len(starts)]
-            found = independence(members, resamples[: len(starts)], of_law, again)
-            entry.add(model, {"independence": found})
+            few = slice(len(starts))
+            found = likeness(
+                members, u_ref[few], task.boundary, reference[few, 0], resamples[few], of_law, again
+            )
+            entry.add(model, {"likeness": found})
         if model == "exact":  # are the data a sample of this law?
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)

@@ -8,16 +8,15 @@ distribution is unknown. With r = u - reference, the residual to the operator's 
     variogram_score    fair variogram score of order 1/2 (Scheuerer and Hamill 2015) of u itself, mean over
                        leads, fields and pairs of cells 1, 2, 4, ... apart along each axis; units of u
     variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
-    autocorrelation    correlation of the deviations at one lead and the next, from the mean of members and
-                       truth; mean over leads and fields, of members minus that of the truth; 0 is exact
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
     spectrum           decades between the mean energy of r of members and of the truth, mean over leads and
                        fields, in the octave of the wave number with the largest difference; 0 is exact
 
 Variograms of order 1 (Scheuerer and Hamill 2015) are means over cells, because their place is random. Members
 that were cut into blocks or made white have the right marginals and the wrong variograms; members permuted
-between leads have the wrong autocorrelation; a member that is a copy of the truth has `nearest` 0. Structure
-in time has no variogram: of rare events |r(t + 1) - r(t)| says how many there are, not how they go on.
+between leads have the wrong `memory` (ups/metrics/likeness.py); a member that is a copy of the truth has
+`nearest` 0. Structure in time has no variogram: of rare events |r(t + 1) - r(t)| says how many there are, not
+how they go on.
 """
 
 from collections.abc import Callable
@@ -62,22 +61,6 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> Tensor:
         for lag in _lags(r.shape[axis])
     ]
     return torch.stack(features, 1).flatten(1)
-
-
-def autocorrelations(x: Tensor, y: Tensor, floor: Tensor) -> Tensor:
-    """(n, 2): correlation of the deviations at one lead and the next from the mean of all, mean over leads,
-    fields and samples, of members x (n, M, T, C, *space) and of samples y of the truth; NaN for a single
-    member or lead.
-
-    floor (n, T, C): energy of rounding errors, which are not correlated.
-    """
-    every = torch.cat([y, x], 1)
-    away = (every - every.mean(1, keepdim=True)).flatten(4)
-    size = (away.square().mean(-1, keepdim=True) + floor[:, None, ..., None]).sqrt()
-    unit = away / size.clamp_min(torch.finfo(torch.float64).tiny)
-    found = (unit[:, :, 1:] * unit[:, :, :-1]).mean(-1).flatten(2).mean(2)
-    both = torch.stack([found[:, y.shape[1] :].mean(1), found[:, : y.shape[1]].mean(1)], 1)
-    return both if x.shape[1] > 1 else both.fill_(torch.nan)
 
 
 def increments(u: Tensor, boundary: str) -> Tensor:
@@ -170,7 +153,6 @@ def _score_chunk(
     out = {
         "trajectory_score": score,
         "variogram_space": _distances(variograms(r, boundary, lowest).unflatten(0, (-1, count))),
-        "autocorrelation": autocorrelations(x_valid, y_valid[:, None] if exact is None else law, floor),
         "variogram_score": variogram_score(pairs, mean, variance),
         "nearest": _nearest(x_valid, y_valid),
         "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
@@ -193,11 +175,11 @@ def score_joint(
     """Scores of each trajectory of members (n, M, T, C, *space) against u_ref (n, T, C, *space), float64 on
     the CPU.
 
-    Returns trajectory_score and variogram_score (n,), two distances variogram_space (n, 2), autocorrelation
-    of members and truth (n, 2), nearest (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf
+    Returns trajectory_score and variogram_score (n,), two distances variogram_space (n, 2),
+    nearest (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf
     for trajectories with a member that is not finite.
     reference: the operator's forecast, as u_ref. exact (n, K, T, C, *space): samples of the distribution of
-    the truth, over which trajectory score and autocorrelation are averaged; energy_ref, pairs_ref: their
+    the truth, over which the trajectory score is averaged; energy_ref, pairs_ref: their
     `residual_energy` and `law_increments`, instead of the truth's.
     """
     check_members(members, u_ref, "score_joint")
@@ -228,11 +210,6 @@ def _mean_score(name: str) -> Callable[[Scores, object], Moments | None]:
         return None if found is None or found.isnan().all() else (found[:, None], lambda mean: mean[:, 0])
 
     return moments
-
-
-def _autocorrelation(scores: Scores, _: object) -> Moments | None:
-    found = scores.get("autocorrelation")
-    return None if found is None or found.isnan().all() else (found, lambda mean: mean[:, 0] - mean[:, 1])
 
 
 def _ratio_of(name: str) -> Callable[[Scores, object], Moments | None]:
@@ -276,13 +253,6 @@ JOINT = (
             ("nearest", "nearest member", "distance to the nearest member"),
         )
     ],
-    Metric(
-        "autocorrelation",
-        "autocorrelation",
-        "correlation of deviations at successive leads, of members minus that of the truth",
-        _autocorrelation,
-        best=0.0,
-    ),
     Metric(
         "spectrum",
         "spectrum of members",
