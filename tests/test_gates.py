@@ -172,7 +172,7 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     assert not not_passed(gates)[0]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     ours = ("finite", "score", "samples")
-    of_prior = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
+    of_prior = ("finite", "score", "spread", "coverage_50", "spectrum", "nearest")
     assert {(stage, claim) for stage in ("diffusion", "consistency", "scoring") for claim in ours} | {
         ("steady", claim) for claim in of_prior
     } | {

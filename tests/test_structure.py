@@ -1,4 +1,4 @@
-"""Joint scores of independent exact members are 1, and their differences from exact samples 0, on any grid."""
+"""Joint scores of exact members are 1, and their differences from exact samples 0, on any grid."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from ups.evaluation.one_step import ranks_of_data, response
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.metrics.joint import JOINT, law_increments, score_joint
+from ups.metrics.joint import JOINT, score_joint
 from ups.metrics.likeness import likeness
 
 GRIDS = [
@@ -40,16 +40,14 @@ def test_exact_members_are_as_far_from_each_other_as_from_the_truth(space, bound
     """Also for few trajectories."""
     drawn = walks(count, 9, frames, fields, space, 1)
     found = figures(drawn[:, 1:], drawn[:, 0], boundary)
-    for name in ("variogram_space", "nearest"):
-        assert found[name]["low"] <= 1.15 and found[name]["high"] >= 0.85, (name, found[name])
-        assert abs(found[name]["value"] - 1) < (0.1 if count == 200 else 0.5), (name, found[name])
+    assert found["nearest"]["low"] <= 1.15 and found["nearest"]["high"] >= 0.85, found["nearest"]
+    assert abs(found["nearest"]["value"] - 1) < (0.1 if count == 200 else 0.5), found["nearest"]
     assert found["spectrum"]["value"] < (0.15 if count == 200 else 0.6)
 
 
 @pytest.mark.parametrize(
     ("fake", "name", "low", "high"),
     [
-        ("white", "variogram_space", 1.3, math.inf),
         ("white", "spectrum", 0.5, math.inf),
         ("leaked", "nearest", 0.0, 1e-6),
     ],
@@ -65,33 +63,10 @@ def test_members_without_structure_are_far_from_the_truth_and_a_copy_of_it_is_ne
     assert low <= found["low"] and found["high"] <= high, found
 
 
-@pytest.mark.parametrize("fake", ["permuted cells", "wide", "narrow"])
-def test_the_variogram_score_is_least_for_exact_members(fake):
-    """Also of fakes with the right marginals. By the truth and by its law the score has the same mean."""
-    drawn = walks(100, 40, 3, 1, (32,), 4)
-    u, u_ref, law, source = drawn[:, 32:], drawn[:, 0], drawn[:, 1:32], torch.Generator().manual_seed(0)
-    mean = u.mean(1, keepdim=True)
-    members = {
-        "permuted cells": torch.stack(
-            [u[:, torch.randperm(8, generator=source), :, :, x] for x in range(32)], 4
-        ),
-        "wide": mean + 1.5 * (u - mean),
-        "narrow": mean + 0.5 * (u - mean),
-    }[fake]
-
-    def mean_of(members: torch.Tensor, **law: torch.Tensor) -> float:
-        return float(score_joint(members, u_ref, "periodic", **law)["variogram_score"].mean())
-
-    pairs = law_increments(law, "periodic")
-    by_law, by_truth = mean_of(u, pairs_ref=pairs), mean_of(u)
-    assert abs(by_law / by_truth - 1) < 0.02
-    assert mean_of(members, pairs_ref=pairs) > 1.02 * by_law
-
-
 def test_scores_of_one_member_or_of_members_that_are_not_finite_are_undefined():
     drawn = walks(20, 4, 3, 1, (16,), 3)
     one = figures(drawn[:, 1:2], drawn[:, 0], "periodic")
-    assert "variogram_space" not in one and one["trajectory_score"]["value"] > 0
+    assert one["trajectory_score"]["value"] > 0
     same = figures(drawn[:, 1:2].expand(-1, 3, -1, -1, -1), drawn[:, 0], "periodic")
     assert same["nearest"]["value"] is None
     drawn[3, 2, 1] = torch.nan
@@ -159,6 +134,6 @@ def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
 
 def test_a_summary_without_joint_scores_has_no_joint_metrics():
     drawn = walks(10, 4, 3, 1, (16,), 3)
-    assert "variogram_space" not in summarise_ensemble(
+    assert "nearest" not in summarise_ensemble(
         score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0)
     )

@@ -33,7 +33,7 @@ from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, compare, number
-from ups.metrics.joint import law_increments, residual_energy, score_joint
+from ups.metrics.joint import residual_energy, score_joint
 from ups.metrics.likeness import likeness
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
@@ -85,11 +85,10 @@ def assess_transient(
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
-    pairs = None if law is None else law_increments(law, task.boundary)
 
     def score(members: Tensor) -> Scores:
         """Scores of the members (n, M, T, C, *space) of the first n starts."""
-        truths = (u_ref, reference[:, 0], law, energy, pairs)
+        truths = (u_ref, reference[:, 0], law, energy)
         u, operator, exact, *of_law = (None if part is None else part[: len(members)] for part in truths)
         return score_ensemble(members, u, task.boundary, operator, exact=exact) | score_joint(
             members, u, task.boundary, operator, exact, *of_law

@@ -11,8 +11,8 @@ in units of the RMS of d at that start, lead and field:
                 that of the law in the same cell
     spectrum    log energy of d in an octave of the wave number
     memory      correlation of d at two leads, by lag
-    activity    cosine between the places of d, |d| in BLOCKS blocks per axis: at two leads, by lag, and in
-                two fields
+    activity    cosine between places of d, |d| in BLOCKS blocks per axis less its mean over samples: at two
+                leads, by lag, and in two fields
     fields      correlation of d in two fields
     slope       log of the mean and of the largest difference between neighbouring cells of the sample itself
     skewness    of the differences between neighbouring cells of d
@@ -57,7 +57,7 @@ class Features:
     place: Tensor  # (n, J, 1 + GROUPS, C), log
     spectrum: Tensor  # (n, J, octaves, C), log
     inner: Tensor  # (n, J, T, C, T, C), correlation of d at two leads or in two fields
-    activity: Tensor  # (n, J, T, C, T, C), cosine between places of d
+    blocks: Tensor  # (n, J, T, C, blocks): |d| in blocks of cells
     skewness: Tensor  # (n, J, C)
     direction: Tensor  # (n, J, numbers): d of the whole trajectory, of length 1
 
@@ -81,7 +81,6 @@ def features_of(d: Tensor, scale: Tensor, local: Tensor, group: Tensor, boundary
     over_local = (energy / allowed[:, None]).mean((2, 4))[:, :, None]
     by_octave = octaves(d.flatten(0, 1), boundary).mean(1).unflatten(0, d.shape[:2])
     unit = F.normalize(flat, dim=4)
-    blocks = F.normalize(in_blocks(d.abs()).flatten(4), dim=4)
     away = torch.cat([d.diff(dim=axis).flatten(4) for axis in range(4, d.ndim)], 4)
     skewness = away.pow(3).mean(4) / away.square().mean(4).clamp_min(TINY).pow(1.5)
     return Features(
@@ -89,7 +88,7 @@ def features_of(d: Tensor, scale: Tensor, local: Tensor, group: Tensor, boundary
         0.5 * torch.cat([by_group, over_local], 2).add(FLOOR).log(),
         (by_octave + QUIET).log().mT,
         torch.einsum("njtcx,njsex->njtcse", unit, unit),
-        torch.einsum("njtcx,njsex->njtcse", blocks, blocks),
+        in_blocks(d.abs()).flatten(4),
         skewness.mean(2),
         F.normalize(d.flatten(2), dim=2),
     )
@@ -171,7 +170,10 @@ def compare_features(
         return (one.mean(1) - other.mean(1)).flatten(1)
 
     slope = slopes(torch.cat([y, x], 1))
-    activity = [torch.cat([by_lag(one.activity), by_pair(one.activity)], 2) for one in (ours, theirs)]
+    blocks = torch.cat([theirs.blocks, ours.blocks], 1)
+    blocks = F.normalize(blocks - blocks.mean(1, keepdim=True), dim=4)
+    cosine = torch.einsum("njtcx,njsex->njtcse", blocks, blocks)
+    activity = torch.cat([by_lag(cosine), by_pair(cosine)], 2)
     halves = [
         [less(getattr(ours, name)[:, i::2], getattr(theirs, name)[:, i::2]) for i in (0, 1)]
         for name in ("amplitude", "place", "spectrum")
@@ -190,7 +192,7 @@ def compare_features(
         "place": less(ours.place, theirs.place),
         "spectrum": less(ours.spectrum, theirs.spectrum),
         "memory": less(by_lag(ours.inner), by_lag(theirs.inner)),
-        "activity": less(*activity),
+        "activity": less(activity[:, y.shape[1] :], activity[:, : y.shape[1]]),
         "fields": less(by_pair(ours.inner), by_pair(theirs.inner)),
         "slope": less(slope[:, y.shape[1] :], slope[:, : y.shape[1]]),
         "skewness": less(ours.skewness, theirs.skewness),

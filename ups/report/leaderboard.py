@@ -41,7 +41,8 @@ def read_report(folder: Path) -> tuple[Results, bool]:
         if not not_passed(results.facts["gates"])[0]:
             raise DamagedError(
                 f"no gate of {folder / FACTS} failed and {DONE} is missing; expected the record of a "
-                f"report without a failed gate. The results were altered, or the report was not finished. {AGAIN}"
+                "report without a failed gate. The results were altered, or the report was not finished. "
+                f"{AGAIN}"
             ) from None
         return results, False
     for path in (folder / FACTS, folder / TABLE):
