@@ -12,7 +12,7 @@ in units of the RMS of d at that start, lead and field:
     spectrum    log energy of d in an octave of the wave number
     memory      correlation of d at two leads, by lag
     activity    cosine between places of d, |d| in BLOCKS blocks per axis less its mean over samples: at two
-                leads, by lag, and in two fields
+                leads, by lag, and in two fields (known law only)
     fields      correlation of d in two fields
     slope       log of the mean and of the largest difference between neighbouring cells of the sample itself
     skewness    of the differences between neighbouring cells of d
@@ -186,21 +186,23 @@ def compare_features(
         pairs = (between / (within + between.abs()).clamp_min(TINY))[:, None]
     else:
         pairs = pair_products(ours) - pair_products(theirs)
-    return {
+    figures = {
         "spread": less(ours.amplitude, theirs.amplitude).mean(1, keepdim=True),
         "lead": less(ours.amplitude, theirs.amplitude),
         "place": less(ours.place, theirs.place),
         "spectrum": less(ours.spectrum, theirs.spectrum),
         "memory": less(by_lag(ours.inner), by_lag(theirs.inner)),
-        "activity": less(activity[:, y.shape[1] :], activity[:, : y.shape[1]]),
         "fields": less(by_pair(ours.inner), by_pair(theirs.inner)),
         "slope": less(slope[:, y.shape[1] :], slope[:, : y.shape[1]]),
         "skewness": less(ours.skewness, theirs.skewness),
-        "starts": pairs[:, :0] if law is None else torch.stack([(a * b).mean(1) for a, b in halves], 1),
         "members": pairs,
         "nearest": nearest(x, truth),
         "direction": ours.direction,
     }
+    if law is not None:
+        figures["activity"] = less(activity[:, y.shape[1] :], activity[:, : y.shape[1]])
+        figures["starts"] = torch.stack([(a * b).mean(1) for a, b in halves], 1)
+    return figures
 
 
 def likeness(
