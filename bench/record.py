@@ -43,8 +43,8 @@ HEADER = """# Records
 
 Seconds from a finished cache to forecasts as good as those of the best published network
 (`bench/record.py` says what counts). Thresholds are of published files and from their authors' pages; the
-data here are of the same recipe by our solvers, so a row says how long UPS needs for such an error, not that
-it was better on the same files.
+data here are of the same recipe by our solvers and fewer, so a row says how long UPS needs for such an error,
+not that it was better on the same files. Seconds are of the wall, in brackets of the processor (all threads).
 
     make record TASK=burgers1d BUDGET=90
     python -m bench.record --write

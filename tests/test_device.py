@@ -603,36 +603,56 @@ LAUNCHES_OF_FRAME = {
 }
 
 
+def frames_of(
+    config: Config,
+    caches: dict[str, Cache],
+    kind: str,
+    name: str,
+    num_frames: int,
+    device: torch.device | str,
+    machine: Rehearsal | CudaGraphs | None,
+) -> tuple[Tensor, list[str]]:
+    """(a forecast, or members of a sampler, what is said of graphs)."""
+    operator, corrector, _ = networks_over(config, caches, [name])
+    said = []
+    for network in (operator, corrector):
+        network.to(device)
+        if machine is not None:
+            network.call = Captured(machine, said.append).evaluate
+    z, parameters = caches[name].batch([0, 1], 0, 11).to(device), caches[name].parameters[:2]
+    with torch.no_grad():
+        if kind == "forecast":
+            return operator.rollout(z, name, parameters, num_frames), said
+        sampler, starts = Sampler(corrector, SAMPLERS[kind][1]), Starts(z, parameters, [0, 1])
+        return sample_states(operator, sampler, name, starts, num_frames, 2), said
+
+
 @pytest.mark.parametrize(("kind", "name"), LAUNCHES_OF_FRAME)
 def test_a_frame_is_a_graph_or_two_with_the_numbers_of_plain_calls_bitwise(config, caches, kind, name):
     """Forecasts, of validation as well, and members of every sampler."""
-
-    def frames(num_frames: int, device: torch.device, machine: Rehearsal | None) -> Tensor:
-        operator, corrector, _ = networks_over(config, caches, [name])
-        for network in (operator, corrector):
-            network.to(device)
-            if machine is not None:
-                network.call = Captured(machine, said.append).evaluate
-        z, parameters = caches[name].batch([0, 1], 0, 11).to(device), caches[name].parameters[:2]
-        if kind == "forecast":
-            return operator.rollout(z, name, parameters, num_frames)
-        sampler, starts = Sampler(corrector, SAMPLERS[kind][1]), Starts(z, parameters, [0, 1])
-        return sample_states(operator, sampler, name, starts, num_frames, 2)
-
-    said, machine, cpu = [], Rehearsal(), torch.device("cpu")
-    with torch.no_grad():
-        assert torch.equal(frames(8, cpu, None), frames(8, cpu, machine)) and machine.num_replays >= 4
-        counts = []
-        for is_replayed in (False, True):
-            of_frames = []
-            for num_frames in (8, 9):
-                machine = Rehearsal(as_on_a_gpu, _disable_current_modes) if is_replayed else None
-                with Launches() as launches:
-                    frames(num_frames, META, machine)
-                of_frames.append(launches.num + (machine.num_replays if machine else 0))
-            counts.append(of_frames[1] - of_frames[0])
+    frames, machine, counts = partial(frames_of, config, caches, kind, name), Rehearsal(), []
+    assert torch.equal(frames(8, "cpu", None)[0], frames(8, "cpu", machine)[0]) and machine.num_replays >= 4
+    for is_replayed in (False, True):
+        of_frames = []
+        for num_frames in (8, 9):
+            machine = Rehearsal(as_on_a_gpu, _disable_current_modes) if is_replayed else None
+            with Launches() as launches:
+                _, said = frames(num_frames, META, machine)
+            of_frames.append(launches.num + (machine.num_replays if machine else 0))
+        counts.append(of_frames[1] - of_frames[0])
     most = LAUNCHES_OF_FRAME[kind, name]
     assert not said and all(one <= limit for one, limit in zip(counts, most, strict=True)), (counts, said)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or not run by `make test-gpu`")
+@pytest.mark.parametrize(("kind", "name"), LAUNCHES_OF_FRAME)
+def test_replayed_frames_of_a_gpu_have_the_numbers_of_eager_ones(config, caches, kind, name):
+    sum_in_one_order()
+    machine = CudaGraphs.of(torch.device("cuda", 0))
+    plain, (replayed, said) = (frames_of(config, caches, kind, name, 8, "cuda", m) for m in (None, machine))
+    torch.testing.assert_close(replayed, plain[0], rtol=1e-3, atol=1e-3)
+    assert not said
 
 
 @pytest.mark.parametrize(

@@ -75,19 +75,14 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state. Raises ValueError if it belongs to other parameters, which torch accepts."""
-        (saved, flat), (groups, wanted) = (
-            (
-                [group["params"] for group in state["param_groups"]],
-                {
-                    f"{index}.{name}": value
-                    for index, entry in state["state"].items()
-                    for name, value in entry.items()
-                },
-            )
-            for state in (state_dict, self.state_dict())
+        now = self.state_dict()
+        saved, wanted = (
+            {f"{number}.{name}": x for number, entry in state["state"].items() for name, x in entry.items()}
+            for state in (state_dict, now)
         )
-        require_alike(flat, wanted, "optimizer's state")
-        if saved != groups:
+        require_alike(saved, wanted, "optimizer's state")
+        then, groups = ([one["params"] for one in state["param_groups"]] for state in (state_dict, now))
+        if then != groups:
             raise ValueError(
                 "the saved optimizer has other groups of parameters; expected the same. Resume with the "
                 "configuration that wrote it."

@@ -138,8 +138,7 @@ class Updates:
             raise ValueError(NO_TASK)
         self._buffer = self._flat[: self._ends.get(only, self._ends[None])]  # what a step of this task uses
         step = self.counters.step
-        doing, then = f"computing step {step}", f"in step {step}; every rank repeats the batch with"
-        metrics, counts, norm = self._sum_gradient(loss_function, size, doing, then, read_ahead)
+        metrics, counts, norm = self._sum_gradient(loss_function, size, read_ahead)
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         factor = learning_rate(step, self.train.steps, self.optim)
@@ -156,18 +155,14 @@ class Updates:
     # ---------------------------------------------------------------- gradients
 
     def _sum_gradient(
-        self,
-        loss_function: LossFunction,
-        size: int,
-        doing: str,
-        then: str,
-        read_ahead: ReadAhead,
+        self, loss_function: LossFunction, size: int, read_ahead: ReadAhead
     ) -> tuple[list[tuple[str, Tensor, int]], list[float], float]:
         """Fill the buffer with the gradient of the sum of the loss over the rows of all ranks; (metrics of
         this rank's passes, counts over all ranks, norm of the whole gradient). A collective.
 
-        It is repeated with half the micro-batch while any rank runs out of memory; then: for the message.
+        It is repeated with half the micro-batch while any rank runs out of memory.
         """
+        doing = f"computing step {self.counters.step}"
         random_state = torch_random_state(self.ranks.device)
         while True:
             with self.ranks.phase(doing):
@@ -182,7 +177,7 @@ class Updates:
                 self.ranks.raise_if_any(cause, doing)
             if not counts[OUT_OF_MEMORY]:
                 return metrics, counts, norm
-            self._halve(int(counts[OUT_OF_MEMORY]), then)
+            self._halve(int(counts[OUT_OF_MEMORY]))
             set_torch_random_state(random_state, self.ranks.device)
 
     def _backward(
@@ -245,7 +240,7 @@ class Updates:
 
     # ---------------------------------------------------------------- failures, handled alike on all ranks
 
-    def _halve(self, num_ranks: int, then: str) -> None:
+    def _halve(self, num_ranks: int) -> None:
         """Halve the micro-batch on all ranks. Raises StageError if it is one row already."""
         if self.ranks.device.type == "cuda":
             self.optimizer.call.recorded.clear()  # graphs of larger passes keep their memory
@@ -254,8 +249,10 @@ class Updates:
         if self.counters.micro_batch == 1:
             raise self._memory_error(where, is_agreed=True)
         self.counters.micro_batch = max(1, self.counters.micro_batch // 2)
-        now = self.counters.micro_batch
-        self.ranks.print(f"WARNING: out of memory {where} {then} a micro-batch of {now}")
+        self.ranks.print(
+            f"WARNING: out of memory {where} in step {self.counters.step}; every rank repeats the batch with "
+            f"a micro-batch of {self.counters.micro_batch}"
+        )
 
     def _memory_error(self, where: str, is_agreed: bool = False) -> StageError:
         """The error that ends all ranks. The next start takes half the micro-batch, if it is above one."""
