@@ -67,6 +67,7 @@ def main() -> int:
     wanted = [  # the longest first
         *[("ensembles", name) for name in corrected],
         *[("steady", name) for name in conditioned],
+        *[("long", name) for name in corrected],
         *[("tasks", name) for name in config.evaluated],
     ]
     bar = Bar(  # of parts of unequal length
@@ -82,6 +83,8 @@ def main() -> int:
         for (section, name), (entry, sample, words) in workers.compute(wanted):
             found[section][name], shown[section][name] = entry, sample
             finish(bar, *words)
+        for name, entry in found["ensembles"].items():
+            entry.numbers |= found["long"][name].numbers
         beyond = ", ".join(stages) or "none, so the report is on the operator alone"
         bar.write(f"stages beyond the operator: {beyond}", file=sys.stdout)
 

@@ -98,7 +98,7 @@ class FakeCache:
         stored = torch.cat([a, self.u], 2) if steady else self.u  # a row: source x trajectory
         self.sources = [
             types.SimpleNamespace(
-                read=lambda first, last, frames=None, skip=skip: stored[skip + first][None].numpy()
+                read=lambda first, last, frames=None, skip=skip: stored[skip + first : skip + last].numpy()
             )
             for skip in (0, 20)
         ]

@@ -50,7 +50,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
 
 
-MOST_OF_FORECAST = CallPath(functions=77, files=17, depth=10)
+MOST_OF_FORECAST = CallPath(functions=76, files=17, depth=10)
+MOST_OF_GRAPH = CallPath(48, 12, 6)  # the same once a graph computes the frames
 # of a call of `sample` by the student, and of a later frame of it alone
 MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(147, 28, 21), CallPath(90, 23, 20)
 
@@ -591,6 +592,26 @@ def test_the_path_of_a_forecast_of_one_frame_is_short(pretrained):
     burgers(pretrained, 1)
     found = path_of(lambda: burgers(pretrained, 1))
     assert all(one <= most for one, most in zip(found, MOST_OF_FORECAST, strict=True)), found
+
+
+@pytest.mark.parametrize("task", ["burgers1d", "darcy2d", "ns_incom2d"])
+def test_a_graph_computes_the_same_bits_as_the_steps(pretrained, monkeypatch, task):
+    num_frames, known = 1 if pretrained.tasks[task]["inputs"] else 3, pretrained.tasks[task]
+    given = {name: high for name, (_, high) in known["parameters"].items()}, num_frames
+    starts = [field(pretrained, task, 1, known["history"], seed=seed) for seed in range(3)]
+    right = [pretrained.forecast(task, u0, *given, extrapolate=True) for u0 in starts]
+    monkeypatch.setattr("ups.models.rollout.NUM_FIRST_CALLS", 2)
+    model = copy.deepcopy(pretrained)
+    found = [model.forecast(task, u0, *given, extrapolate=True) for u0 in (*starts, starts[0])]
+    assert all(map(np.array_equal, found, (*right, right[0])))
+    [graph] = model.operator.traces.graphs.values()
+    assert graph is not None and not np.array_equal(right[0], right[1])
+    assert not pickle.loads(pickle.dumps(model)).operator.traces.graphs
+    if task == "burgers1d":
+        path = path_of(lambda: model.forecast(task, starts[0], given[0], 1, extrapolate=True))
+        assert all(one <= most for one, most in zip(path, MOST_OF_GRAPH, strict=True)), path
+    model.operator.train().traces.graphs = dict.fromkeys(model.operator.traces.graphs, pytest.fail)
+    model.forecast(task, starts[0], *given, extrapolate=True)  # without a graph, as its tensors may change
 
 
 def test_the_path_of_a_sampled_frame_is_short(model, monkeypatch):

@@ -10,6 +10,7 @@ import prepare_cache
 import prepare_data
 from ups.commands import dry_run as plan
 from ups.config.load import load_config
+from ups.evaluation.transient import num_samples
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,6 +45,13 @@ def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path,
         and " parameters; per process " in operator
     )
     assert out.count(" about ") > 4 and out.count("MiB") > 6
+
+
+def test_the_plan_of_a_report_has_the_samples_of_the_corrector():
+    """24 starts and 8 of the curve, 10 times as many frames of 4 starts and 2 members; 256 windows, 32 with
+    other conditions, 8 with four times as many steps."""
+    settings = load_config(ROOT / "configs" / "small.yaml").evaluate
+    assert num_samples(settings, 16) == 10 * (10 * (24 + 8) + 10 * 4 * 2) + 10 * (256 + 32 + 8 * 4)
 
 
 def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):

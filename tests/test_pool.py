@@ -5,14 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext
 from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 import prepare_data
+from ups.evaluation.parts import workers
 from ups_solvers.processes import MAX_SLICES, MIN_PER_WORKER, num_slices, solve, solver_pool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +55,16 @@ def test_two_processes_equal_one_bitwise_and_a_dead_one_is_an_error():
             workers[0].join()
             solver("burgers1d", indices, **SETTINGS)
     assert not set(workers) & set(active_children())
+
+
+def test_a_dead_process_of_a_report_is_an_error_and_one_core_starts_none():
+    inputs = SimpleNamespace(device=torch.device("cpu"), stages=["diffusion"], config=None)
+    with pytest.raises(OSError, match="a process of the report died; expected its figures.*allow one core"):
+        with workers(inputs, lambda *_: nullcontext(), 2):
+            raise BrokenExecutor
+    for changes, num_cores in (({}, 1), ({"stages": []}, 2), ({"device": torch.device("cuda")}, 2)):
+        with workers(SimpleNamespace(**vars(inputs) | changes), None, num_cores) as found:
+            assert found.pool is None and found.call([lambda: 3, lambda: 4]) == [3, 4]
 
 
 @pytest.mark.faults

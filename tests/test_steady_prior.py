@@ -81,6 +81,7 @@ def test_the_linear_posterior_and_its_samples_follow_the_formula(case, num_modes
         v, torch.tensor([LEVELS[case]], dtype=torch.float64), row_generators(0, case, rows=range(1))
     )
     mean, spread, drawn, cov = posterior_of(linear, found, NUM)
+    assert torch.equal(linear.guess(found), linear(found).mean)
     mean_ref, cov_ref = given(covariance, found)
     torch.testing.assert_close(mean, mean_ref, rtol=0, atol=2e-4)
     torch.testing.assert_close(spread, cov_ref.diagonal().clamp_min(0).sqrt(), rtol=0, atol=2e-3)

@@ -196,7 +196,7 @@ def _check_range(
     for name, values in zip(names, u.transpose(0, 2).flatten(1), strict=True):
         span, offset = spans.get(name, (-torch.inf, torch.inf)), head.task.offsets.get(name, 0.0)
         values, slack = values[~values.isnan()], SAME * max(map(abs, span))
-        found = [float(end) for end in values.aminmax()] if len(values) else span
+        found = [*map(float, values.aminmax())] if len(values) else span
         if not span[0] - slack <= found[0] <= found[1] <= span[1] + slack:
             shown = [f"{end + offset:.{9 if offset else 6}g}" for end in (*found, *span)]
             raise ValueError(

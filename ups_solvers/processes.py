@@ -35,7 +35,7 @@ def num_slices(task: str, count: int, resolution: int, num_workers: int) -> int:
     return min(count, max(num_workers, min(MAX_SLICES * num_workers, full)))
 
 
-def _start_worker(load: Callable[[], None] | None) -> None:
+def _start_worker(load: Callable[[], Any]) -> None:
     """End with the parent: otherwise a pool's workers outlive a killed parent."""
 
     def wait() -> None:
@@ -44,22 +44,19 @@ def _start_worker(load: Callable[[], None] | None) -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
-    if load:
-        load()
+    load()
 
 
 @contextlib.contextmanager
-def worker_pool(num_workers: int, load: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
+def worker_pool(num_workers: int, load: Callable[[], Any] = dict) -> Iterator[ProcessPoolExecutor]:
     """A pool of processes that end with this one, or at once if the block raises. load: called in each."""
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker, (load,))
-    try:
-        yield pool
-    except BaseException:
-        for worker in active_children():  # otherwise shutdown waits for their work
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker, (load,)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for worker in active_children():  # otherwise the end of the block waits for their work
+                worker.terminate()
+            raise
 
 
 @contextlib.contextmanager

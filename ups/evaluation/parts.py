@@ -1,5 +1,5 @@
-"""The parts of a report: forecasts, ensembles and priors of its tasks. No part needs another, so they are
-computed by as many processes as there are workers, the longest first."""
+"""The parts of a report: ensembles, priors and forecasts of its tasks. No part needs another, so two
+processes compute them, the longest first."""
 
 import json
 import time
@@ -54,15 +54,9 @@ class Inputs:
 
 def forecasts(inputs: Inputs, name: str) -> Found:
     """Errors of the operator's forecasts, and their break-even."""
-    config, operator, truth, started = (
-        inputs.config,
-        inputs.operator,
-        inputs.truths[name],
-        time.perf_counter(),
-    )
-    entry, samples = forecast.assess_forecasts(
-        operator, truth, config.evaluate, config.run.seed, inputs.device
-    )
+    config, operator, truth = inputs.config, inputs.operator, inputs.truths[name]
+    settings, started = config.evaluate, time.perf_counter()
+    entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed, inputs.device)
     words = f"{name}: {in_words(entry)}, in {time.perf_counter() - started:.1f} s"
     note(f"{name}: time of its solver")
     seconds = break_even.train_seconds(inputs.history)
@@ -70,17 +64,25 @@ def forecasts(inputs: Inputs, name: str) -> Found:
     return entry, samples, [words, f"{name}: {entry.facts['break_even']['words']}"]
 
 
+def ensembles_of(inputs: Inputs, name: str) -> ensemble.Ensembles:
+    residuals = TransientResiduals(inputs.operator, inputs.truths[name].cache)
+    return ensemble.Ensembles(residuals, inputs.truths[name], inputs.samplers, inputs.config.run.seed)
+
+
 def ensembles(inputs: Inputs, name: str) -> Found:
     """Scores of all ways to sample the future of a corrected task."""
-    config, truth = inputs.config, inputs.truths[name]
-    residuals = TransientResiduals(inputs.operator, truth.cache)
+    config, found = inputs.config, ensembles_of(inputs, name)
     serves = validation.default_sampler(config.run_dir, name)
-    serves = "starts" if residuals.head.is_deterministic else serves
-    found = ensemble.Ensembles(residuals, truth, inputs.samplers, config.run.seed)
+    serves = "starts" if found.residuals.head.is_deterministic else serves
     entry, shown = transient.assess_transient(found, config.evaluate, serves)
     words = entry.facts["words"]
     words.append(validation.describe(config.run_dir, name))
     return entry, shown, words
+
+
+def long_rollouts(inputs: Inputs, name: str) -> Found:
+    """The rows of long rollouts of a corrected task."""
+    return transient.assess_long(ensembles_of(inputs, name), inputs.config.evaluate), None, []
 
 
 def priors(inputs: Inputs, name: str) -> Found:
@@ -91,7 +93,8 @@ def priors(inputs: Inputs, name: str) -> Found:
     return entry, shown, entry.facts["words"]
 
 
-PARTS = {"ensembles": ensembles, "steady": priors, "tasks": forecasts}  # by section of the results
+# by section of the results; "long": rows of the ensembles
+PARTS = {"ensembles": ensembles, "steady": priors, "long": long_rollouts, "tasks": forecasts}
 
 
 def in_words(task: Entry) -> str:

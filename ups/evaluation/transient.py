@@ -33,6 +33,7 @@ from ups.evaluation.reference_ensembles import (
     sample_law,
     timed,
 )
+from ups.evaluation.truth import Truth
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import PURE_NOISE
 from ups.generative.sampling import Sampler
@@ -62,9 +63,15 @@ def num_windows(settings: EvaluateConfig) -> int:
     return min(WINDOWS, 24 * settings.ensemble_trajectories)
 
 
+def starts_and_frames(truth: Truth, settings: EvaluateConfig) -> tuple[Tensor, int]:
+    """Rows of the cache from which ensembles start, and their number of frames."""
+    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
+    return rows, min(settings.ensemble_frames, truth.num_frames, truth.cache.num_frames - truth.context)
+
+
 def num_samples(settings: EvaluateConfig, num_steps: int) -> float:
-    """Samples of the corrector in `assess_transient`, counted by their evaluations: on the curve those of 1,
-    2, 4, .. evaluations together have as many as one of training."""
+    """Samples of the corrector here, counted by their evaluations: on the curve those of 1, 2, 4, ..
+    evaluations together have as many as one of training."""
     starts = min(FEW_STARTS, settings.ensemble_trajectories) + CURVE_STARTS
     states = settings.members * starts + LONG * LONG_FEW * LONG_MEMBERS
     windows = num_step_samples(num_windows(settings), settings.members, num_steps)
@@ -77,8 +84,7 @@ def assess_transient(
     """The task's entry, and the sample for the report. serves: the model whose samples users get."""
     truth, seed = ensembles.truth, ensembles.seed
     cache, task = truth.cache, truth.task
-    rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
-    num_frames = min(settings.ensemble_frames, truth.num_frames, cache.num_frames - truth.context)
+    rows, num_frames = starts_and_frames(truth, settings)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
@@ -161,7 +167,7 @@ def assess_transient(
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
             entry.add(one, over)
 
-    # ---- fewer evaluations, and long rollouts
+    # ---- fewer evaluations
     coarse = {}
     for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
         note(f"{task.name}: rollouts of {evaluations} evaluations per state")
@@ -172,8 +178,6 @@ def assess_transient(
         )
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
     add_curves(entry, coarse, plotted, resamples)
-    note(f"{task.name}: rollouts of {LONG * num_frames} frames")
-    add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
     entry.facts["words"] = words_of(entry)
     return entry, {
         **cache.scene(),
@@ -215,6 +219,18 @@ def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, s
         ("student_1", "scoring"),
     ]
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
+
+
+def assess_long(ensembles: Ensembles, settings: EvaluateConfig) -> Entry:
+    """The case "long" of the entry of `assess_transient`, which does not need it."""
+    rows, num_frames = starts_and_frames(ensembles.truth, settings)
+    note(f"{ensembles.residuals.name}: rollouts of {LONG * num_frames} frames")
+    entry = Entry(ensembles.residuals.name, "ensembles")
+    for model in ensembles.samplers:
+        entry.add(model, costs_per_state(ensembles, model, 1))
+    add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
+    entry.numbers = {key: found for key, found in entry.numbers.items() if key[0] == "long"}
+    return entry
 
 
 def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_frames: int) -> None:

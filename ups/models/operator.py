@@ -25,7 +25,7 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import CONDITION_SIZE, TaskHead
 from ups.models.network import TaskNetwork
-from ups.models.rollout import rollout
+from ups.models.rollout import Traces, rollout
 from ups.training.weights import load_stage
 from ups_discovery.boundary import PERIODIC, along
 
@@ -61,6 +61,7 @@ class Operator(TaskNetwork):
             nn.SiLU(),
             nn.Linear(self.width, self.width),
         )
+        self.traces = Traces()
 
     def head(self, task: str) -> TaskHead:
         """The head of a task. Raises ValueError for a task that the operator was not trained on."""
@@ -219,19 +220,12 @@ class Operator(TaskNetwork):
         if torch.is_grad_enabled():
             refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
         batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
-
-        weight = head.facts.component_weights.get(component, component)
-
-        def step(window: Tensor, num_done: int) -> Tensor:
-            some = batch.later(num_done, 1 + head.bundle)
-            return self.call(Operator.step, self, window, task, some, weight)[0]
-
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
 
             u = with_estimated_start(head, u, parameters)
         with torch.autocast(u.device.type, enabled=False):  # around those of all calls: weights are cast once
-            return rollout(step, u, num_frames, head.history)
+            return rollout(self.traces.steps(self, head, batch, component), u, num_frames, head.history)
 
     def rollout(self, z: Tensor, task: str, *arguments: Any, **options: Any) -> Tensor:
         """`forecast` from latents z (batch, history or more, *tokens, dim) to latents (batch, num_frames,

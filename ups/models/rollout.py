@@ -1,13 +1,28 @@
-"""Autoregressive rollouts of a one-call model, and the noise of ensembles of them."""
+"""Autoregressive rollouts of a one-call model, their frames without Python, and the noise of ensembles.
 
+Half of the time of a frame of one start is spent between its kernels, which are small and many (68 to 4,500).
+A graph of torch's calls the same kernels in the same order without Python: its results are the same bits, in
+0.4 to 0.6 of the time (docs/lab/log.md).
+"""
+
+import copy
 import hashlib
+import time
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import call
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ups.common.progress import beat
+from ups.common.progress import beat, note
+from ups.models.bases.base import ParameterBatch
 from ups_discovery.seeds import generator
+
+NUM_FIRST_CALLS = 100  # before a graph is made: it costs 50 to 230 times what it saves in a call
+MOST_S = 10.0  # that these may take; longer steps have large kernels, or so many that a graph takes minutes
+NUM_CHECKS = 3  # runs of a new graph that must return what the step did; torch optimizes it in the first two
 
 
 @torch.no_grad()
@@ -38,6 +53,83 @@ def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: 
         if done < num_frames:
             window = torch.cat([window, new], 1)[:, -history:]
     return torch.cat(frames, 1)[:, :num_frames]
+
+
+class Traces:
+    """The graphs of an operator, by head, weight of the network and shapes. There are none while it is
+    trained, as its bounds, decisions and tensors may change then."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0])  # number, processor seconds
+        self.graphs: dict[tuple, Callable[..., Tensor] | None] = {}
+
+    def __reduce__(self) -> tuple:
+        return Traces, ()  # a copy has none
+
+    def steps(
+        self, operator: nn.Module, head: nn.Module, parameters: ParameterBatch, component: str | float
+    ) -> Callable[[Tensor, int], Tensor]:
+        """The steps of a `rollout`: the first result of `Operator.step` for this head and component."""
+        weight = head.facts.component_weights.get(component, component)
+        names = tuple(name for name, value in vars(parameters).items() if value is not None)
+
+        def plain(u: Tensor, num_done: int) -> Tensor:
+            batch = parameters.later(num_done, 1 + head.bundle)
+            return operator.call(type(operator).step, operator, u, head.name, batch, weight)[0]
+
+        is_captured = operator.call is not call or head.scale.device.type != "cpu"
+        if operator.training or is_captured or head.base.is_user_solver:  # a user's function may do anything
+            return plain
+
+        def step(u: Tensor, num_done: int) -> Tensor:
+            batch = parameters.later(num_done, 1 + head.bundle)
+            given = u, *(getattr(batch, name) for name in names)
+            key = head, weight, operator.precision, names, tuple((one.shape, one.dtype) for one in given)
+            if (graph := self.graphs.get(key)) is not None:
+                with torch.inference_mode():
+                    return graph(*given)
+            start = time.thread_time()
+            u_next = operator.step(u, head.name, batch, component)[0]
+            calls = self.calls[key]
+            calls[:] = calls[0] + 1, calls[1] + time.thread_time() - start
+            if calls[0] == NUM_FIRST_CALLS and calls[1] <= MOST_S:
+
+                def first(operator: nn.Module, u: Tensor, *values: Tensor) -> Tensor:
+                    batch = ParameterBatch(**dict(zip(names, values, strict=True)))
+                    return operator.step(u, head.name, batch, component)[0]
+
+                # other heads may hold functions of the user that cannot be copied
+                others = {id(other): other for other in operator.heads.values() if other is not head}
+                self.graphs[key] = traced(first, operator, others, given, u_next)
+            return u_next
+
+        return step
+
+
+def traced(
+    function: Callable[..., Tensor],
+    model: nn.Module,
+    shared: dict[int, nn.Module],
+    arguments: tuple[Tensor, ...],
+    expected: Tensor,
+) -> Callable[..., Tensor] | None:
+    """The graph of function(model, *arguments), which branches on shapes alone; None, and a note that says
+    why, if there is none that returns the expected bits. shared: parts of the model that are not copied, by
+    id."""
+    try:
+        # a copy with the same tensors, but without their gradient, as a graph holds constants
+        tensors = {id(one): one.detach() for one in (*model.parameters(), *model.buffers())}
+        fixed = copy.deepcopy(model, tensors | shared)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of branches on shapes, and of future versions of torch
+            graph = torch.jit.trace(lambda *given: function(fixed, *given), arguments, check_trace=False)
+        for fold in ("peephole", "constant_propagation", "dce"):  # what depends on shapes alone
+            getattr(torch._C, f"_jit_pass_{fold}")(graph.graph)
+        is_same = all(torch.equal(graph(*arguments), expected) for _ in range(NUM_CHECKS))
+    except Exception as error:  # torch's; the function itself has just run
+        note(f"frames are computed step by step: {type(error).__name__}: {str(error).strip()[:200]}")
+        return None
+    return graph if is_same else None
 
 
 def member_noise(

@@ -148,13 +148,10 @@ class Task:
     def counted(self, u: Any, names: Sequence[str]) -> Any:
         """Values (..., C, *space) of the fields `names` minus their offsets, float64; u itself if there are
         none."""
-        return self._add_offsets(u, names, -1.0)
+        return self.absolute(u, names, -1.0)
 
-    def absolute(self, u: Any, names: Sequence[str]) -> Any:
+    def absolute(self, u: Any, names: Sequence[str], sign: float = 1.0) -> Any:
         """The inverse of `counted`."""
-        return self._add_offsets(u, names, 1.0)
-
-    def _add_offsets(self, u: Any, names: Sequence[str], sign: float) -> Any:
         if not any(name in self.offsets for name in names):
             return u
         u = u.double() if hasattr(u, "double") else u.astype("f8")  # torch, NumPy
