@@ -118,12 +118,13 @@ def main() -> int:
     finish(bar)
     bar.close()
     print(*[f"{name}: {entry['words']}" for name, entry in facts["usability"].items()], sep="\n")
-    failed = [gate for gate in facts["gates"] if not gate["passed"]]
-    for gate in failed:
-        print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
+    failed, undecided = gates.not_passed(facts["gates"])
+    for gate in (*failed, *undecided):
+        print(f"GATE {gates.outcome(gate)} {gate['name']}: {gate['reason']}", file=sys.stderr)
+    passed = len(facts["gates"]) - len(failed) - len(undecided)
     print(
-        f"{directory / 'report.html'}: {len(facts['gates']) - len(failed)} of {len(facts['gates'])} "
-        "gates passed"
+        f"{directory / 'report.html'}: {passed} of {len(facts['gates'])} gates passed"
+        + f", {len(undecided)} undecided" * bool(undecided)
     )
     if failed:
         return 1

@@ -1,5 +1,5 @@
-"""Every fake in the place of a stage is refused by a gate that is named, and exact draws in all places pass
-every gate.
+"""Every fake in the place of a stage is refused by a gate that is named, and exact draws in all places by
+none.
 
 The world is forced Burgers on 32 cells with its own data, cache and an operator that is a base alone.
 Corrector and students draw the exact next state: noise drives the equation, and a network's noise is that
@@ -20,11 +20,11 @@ from entries import place
 from test_base_selection import base_alone
 from torch import Tensor
 
-from bench import acceptance
+from bench import acceptance, power
 from ups.config.load import load_config, to_dict
 from ups.evaluation import transient
 from ups.evaluation.ensemble import Ensembles, one_step
-from ups.evaluation.gates import ensemble_gates
+from ups.evaluation.gates import ensemble_gates, not_passed
 from ups.evaluation.one_step import ranks_of_data
 from ups.evaluation.reference_ensembles import sample_exactly
 from ups.generative.conditions import StateConditions
@@ -206,11 +206,11 @@ def failed(entry: Entry) -> dict[str, str]:
     rows = [
         row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)
     ]
-    assert len(rows) > 40
-    return {row["name"]: row["reason"] for row in rows if not row["passed"]}
+    assert len(rows) > 15
+    return {row["name"]: row["reason"] for row in not_passed(rows)[0]}
 
 
-def test_exact_samples_in_the_place_of_every_stage_pass_every_gate(world):
+def test_exact_samples_in_the_place_of_every_stage_fail_no_gate(world):
     assert not failed(world[1]), failed(world[1])
 
 
@@ -243,17 +243,17 @@ def test_exact_samples_pass_every_acceptance_criterion(world):
 @pytest.mark.parametrize(
     ("fake", "gates"),
     [
-        ("white", {"variogram_space", "spectrum"}),
-        ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
+        ("white", {"samples"}),
+        ("white_0.69", {"samples"}),
         ("blind", {"condition"}),
         ("of_the_batch", {"condition"}),
-        ("permuted", {"autocorrelation"}),
-        ("wide", {"spread"}),
-        ("reshuffled", {"spectrum"}),
-        ("leaked", {"nearest"}),
+        ("permuted", {"samples"}),
+        ("wide", {"samples"}),
+        ("reshuffled", {"samples"}),
+        ("leaked", {"samples"}),
         ("copied", {"evaluations", "operations"}),
-        ("inflated", {"spread", "independence"}),
-        ("antithetic", {"independence"}),
+        ("inflated", {"samples"}),
+        ("antithetic", {"samples"}),
     ],
 )
 def test_a_fake_student_is_refused_by_the_gates_that_name_it(world, fake, gates):
@@ -263,24 +263,16 @@ def test_a_fake_student_is_refused_by_the_gates_that_name_it(world, fake, gates)
 
 
 @pytest.mark.parametrize(
-    ("fake", "gates"),
-    [
-        ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
-        ("permuted", {"autocorrelation"}),
-        ("wide", {"spread"}),
-        ("reshuffled", {"spectrum"}),
-        ("leaked", {"nearest"}),
-        ("antithetic", {"independence"}),
-    ],
+    "fake", ["white_0.69", "permuted", "wide", "reshuffled", "leaked", "inflated", "antithetic"]
 )
-def test_a_fake_in_the_place_of_corrector_and_students_is_refused(world, fake, gates):
+def test_a_fake_in_the_place_of_corrector_and_students_is_refused(world, fake):
     """What is compared with the teacher is equal then."""
     models = ("corrector", "student_1", "student_2")
     found = failed(placed(world[1], **dict.fromkeys(models, fake)))
-    assert {f"{gate}/t/{model}" for gate in gates for model in models} <= set(found), found
+    assert {f"samples/t/{model}" for model in models} <= set(found), found
 
 
-def test_fair_scores_reward_dependent_members_which_is_why_independence_has_a_gate(world):
+def test_fair_scores_reward_dependent_members_which_is_why_their_correlation_has_a_margin(world):
     entry = world[1]
     for fake in ("inflated", "antithetic"):
         assert entry.value(f"{fake} / exact", "crps")["high"] < 1.0
@@ -323,3 +315,38 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
     found.add("", {"ranks_of_data": ranks, "ssr_of_law": ssr}, "one step")
     names = failed(found)
     assert not names if passes else "law_ranks/t" in names, names
+
+
+# ---- the list of fakes that gates once let pass (bench/power.py), through the gate on samples
+
+UNDECIDED = {  # with so few starts; all others are refused
+    ("burgers1d_forced", 40): {
+        "deviations of another start",
+        "x1.5 of the energy from wave 4 on",
+        "x1.12",
+        "x0.88",
+        "permuted at lead 2",
+    },
+}
+
+
+@pytest.mark.parametrize(("task", "starts"), UNDECIDED)
+def test_every_fake_of_the_list_is_refused_or_undecided_and_exact_samples_are_not_refused(task, starts):
+    world = power.make_world(task, starts)
+    found = {
+        name: power.judge(world, members, None, slice(starts)) for name, members in power.fakes(world).items()
+    }
+    assert "FAIL" not in {found.pop("exact"), found.pop("exact, other noise")}
+    assert {name for name, one in found.items() if one != "FAIL"} <= UNDECIDED[task, starts], found
+    assert "pass" not in found.values(), found
+
+
+def test_members_around_the_truth_are_refused_if_no_law_is_known_and_exact_samples_are_not():
+    world = power.make_world("burgers1d_forced", 40)
+    second = power.fakes(world._replace(members=world.again, again=world.other))
+    members = power.fakes(world)
+    found = {
+        name: power.judge(world, members[name], second[name], slice(40))
+        for name in ("exact", "truth + 0.3 deviations", "truth in one member", "permuted at half time")
+    }
+    assert found.pop("exact") != "FAIL" and {*found.values()} == {"FAIL"}, found

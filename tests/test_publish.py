@@ -94,7 +94,7 @@ def test_every_file_of_a_stage_and_its_report_is_known_to_what_deletes(home, tmp
 
 def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):
     results = load(home / "runs" / "smoke" / "report")
-    results.facts["gates"][0] |= {"passed": False, "reason": "far off"}
+    results.facts["gates"][0] |= {"passed": False, "undecided": False, "reason": "far off"}
     results.facts["training"]["source"] = "user"
     text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results.facts['gates'][0]['name']}, far off." in text

@@ -542,6 +542,12 @@ def test_the_page_begins_with_usability_and_folds_gates_that_pass(made, tmp_path
         f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text
         and "<details open" not in text
     )
+    results.facts["gates"][0] |= {"passed": False, "undecided": True}
+    report.write_report(results, {}, [], tmp_path / "undecided.html", {})
+    page = (tmp_path / "undecided.html").read_text(encoding="utf-8")
+    assert f"{count - 2} of {count - 1} gates pass, 1 undecided" in page and "em class=undecided" in page
+    name = results.facts["gates"][0]["name"]
+    assert f"{count - 2} of {count - 1} gates pass and none fails. Undecided: {name}." in page
     assert (
         "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
     )
@@ -811,8 +817,12 @@ def test_altered_results_have_no_row(tmp_path):
     (path.parent / "done.json").unlink()
     results.facts["gates"] = [gate | {"passed": True} for gate in results.facts["gates"]]
     results.save(path.parent)
-    with pytest.raises(ValueError, match=r"all gates of .* passed and done.json is missing"):
+    with pytest.raises(ValueError, match=r"no gate of .* failed and done.json is missing"):
         leaderboard.table(tmp_path)
-    results.facts["gates"][0]["passed"] = False
+    results.facts["gates"][0] |= {"passed": False, "undecided": False}
     results.save(path.parent)
     assert "FAIL" in leaderboard.table(tmp_path)
+    results.facts["gates"][0]["undecided"] = True
+    results.save(path.parent)
+    record(path.parent)
+    assert "| 1 undecided |" in leaderboard.table(tmp_path)

@@ -86,7 +86,7 @@ RESULTS = {
     "protocol": {"split": "test", "context_frames": 4, "seed": 0},
     "environment": {"git_revision": "0123456789abcdef"},
     "training": {"parameters": 10, "seconds": 1.5, "muon_lr": 0.1, "adamw_lr": 0.1, "seed": 0},
-    "gates": [{"name": "beats/mine", "passed": True}],
+    "gates": [{"name": "beats/mine", "passed": True, "undecided": False}],
     "ensembles": {},
     "steady": {},
     "tasks": {

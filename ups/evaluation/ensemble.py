@@ -167,7 +167,7 @@ class Ensembles:
             sampler = self.samplers[model]
             sampler = replace(sampler, num_steps=num_steps) if num_steps else sampler
             given = self.residuals, tokens, facts, noise, second, shuffle
-            return sampler.network.call(Sampler.residual, sampler, *given)
+            return sampler.network.call(type(sampler).residual, sampler, *given)
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         return self.head.unwhiten(noise, self.head.gaussian_condition(tokens, facts).rows(every))
 

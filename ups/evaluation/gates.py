@@ -3,13 +3,14 @@
 A gate is a minimal claim about one stage and one task, with the figure that decides it:
 
     {"stage": operator | diffusion | consistency | scoring | steady, "task", "name": "claim/task[/model]",
-     "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
+     "value", "low", "high", "bound": text, "passed": bool, "undecided": bool, "reason": a sentence}
 
 It passes if the whole 95 % interval over initial conditions is within the bound, so fewer data make it
-harder. Ratios are paired, and equal is not better. Figures that exact samples determine, such as the spread
-over the error, have two bounds: the interval must be inside the wide one and overlap the near one; with one
-bound exact samples of a few trajectories would fail by chance. Claims on ensembles are rows of
-ups/evaluation/claims.py, with the fakes that they refuse. Claims on the operator:
+harder. Ratios are paired, and equal is not better. Claims on ensembles are rows of ups/evaluation/claims.py,
+with the fakes that they refuse. They are tests of equivalence (Schuirmann 1987) with three outcomes: passed;
+failed, if the whole interval is outside the bound; else undecided, with the number of initial conditions that
+would decide. Undecided is not passed, but does not fail a report: a sampler that is expensive is scored on
+few. Claims on the operator have two outcomes:
 
     made             every requested stage exists                  a stage deleted or never run
     finite           no forecast has NaN or inf                    a diverged network
@@ -29,7 +30,7 @@ from typing import Any
 
 from ups.common.place import STAGES, TRANSIENT, make_target
 from ups.common.text import frames_ahead
-from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point
+from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point, worst_figure
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 from ups.results import Entry, Interval, Results
@@ -43,6 +44,8 @@ TRIVIAL = {  # forecasts without a model (ups/evaluation/trivial.py), in words
 OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")  # models of an entry that are no stage's
 BEST_MEAN = 1.1  # times the error of the best mean; below it a forecast is as good as can be
 SHORTEST = 0.5  # fraction of the horizon over which a usable model stays correlated with the truth
+
+MANY = 1e5  # initial conditions that no data set has
 
 PAIR = "operator / base"  # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
@@ -74,15 +77,18 @@ def gate(
     above: float | None = None,
     below: float | None = None,
     bound: str = "",
-    near: tuple[float, float] | None = None,
+    count: int = 0,
     **more: Any,
 ) -> dict[str, Any]:
     """The record of one gate: the only place where one is written. It passes if the interval of `found` is
-    strictly between the bounds and overlaps `near`; undefined fails. more: further entries, or another
-    reason."""
+    strictly between the bounds; undefined fails. count: initial conditions of a test of equivalence. more:
+    further entries, or another reason."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
-    passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
+    is_outside = not known or not (
+        (above is None or found["high"] > above) and (below is None or found["low"] < below)
+    )
+    undecided = bool(count) and not passed and not is_outside
     bound = bound or (
         f"below {below:g}"
         if above is None
@@ -90,9 +96,6 @@ def gate(
         if below is None
         else f"{above:g} to {below:g}"
     )
-    if near:
-        bound += f", not wholly {'below' if near[1] == math.inf else 'outside'} {near[0]:g}"
-        bound += f" to {near[1]:g}" if near[1] < math.inf else ""
     text = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         text += f" [{found['low']:.4g}, {found['high']:.4g}]"
@@ -103,9 +106,27 @@ def gate(
         **found,
         "bound": bound,
         "passed": passed,
-        "reason": f"{what} is {text}; allowed is {bound}",
+        "undecided": undecided,
+        "reason": f"{what} is {text}; allowed is {bound}"
+        + (f"; {deciding(found, above, below, count)} would decide" if undecided else ""),
         **more,
     }
+
+
+def deciding(found: Interval, above: float | None, below: float | None, count: int) -> str:
+    """How many initial conditions would decide, in words, if the value stays and the interval shrinks as the
+    root of their number."""
+    needed = 1.0
+    for edge in (above, below):
+        if edge is not None and found["low"] <= edge <= found["high"]:
+            end, away = found["low" if edge < found["value"] else "high"], abs(edge - found["value"])
+            needed = max(needed, abs(end - found["value"]) / away if away else math.inf)
+    number = count * needed**2
+    return (
+        f"about {math.ceil(number)} initial conditions"
+        if number < MANY
+        else "no number of initial conditions"
+    )
 
 
 def missing(stage: str, name: str) -> dict[str, Any]:
@@ -161,9 +182,13 @@ def claimed(
         found = claim.figure(entry, model) if claim.applies(stage, settings) else None
         if found is not None:
             where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
-            words = claim.words.format(model=model, cheap=entry.facts["best_cheap"])
-            bounds = claim.bounds(settings, model)
-            yield gate(stage, where.format(task=name), words, found, **bounds, refuses=claim.refuses)
+            words = claim.words.format(
+                model=model, cheap=entry.facts["best_cheap"], worst=worst_figure(entry, model)
+            )
+            above, below = claim.bounds(settings, model)
+            count = entry.number(model, "num_trajectories") or entry.number("", "num_initial_conditions")
+            count = 0 if claim.is_better else count or 1
+            yield gate(stage, where.format(task=name), words, found, above, below, count=count)
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
@@ -207,6 +232,16 @@ def check_gates(results: Results, settings: Any) -> list[dict]:
         limit = settings.max_nrmse[name]
         gates.append(gate("operator", f"nrmse/{name}", "", point(None), below=limit, reason=reason))
     return gates
+
+
+def outcome(gate: dict[str, Any]) -> str:
+    return "pass" if gate["passed"] else "UNDECIDED" if gate["undecided"] else "FAIL"
+
+
+def not_passed(gates: list[dict[str, Any]]) -> tuple[list[dict], list[dict]]:
+    """(failed, undecided)."""
+    rest = [gate for gate in gates if not gate["passed"]]
+    return [gate for gate in rest if not gate["undecided"]], [gate for gate in rest if gate["undecided"]]
 
 
 def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:

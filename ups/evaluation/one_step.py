@@ -17,7 +17,6 @@ from ups.metrics.intervals import (
     bootstrap_pairs,
     distance_matrix,
     exchange_floor,
-    halves,
     pairing,
 )
 from ups.metrics.spectra import ROUNDING, octaves
@@ -174,35 +173,8 @@ def add_latents(entry: Entry, ensembles: Ensembles, windows: SampledWindows, res
             entry.add(name, {"pairing": found}, ONE_STEP)
 
 
-# ---- checks beyond scores: are members independent, do students respond to their condition as the teacher
-# does, and are the data a sample of the law that replaces them?
-
-
-def independence(
-    members: Tensor,
-    resamples: Resamples,
-    law: Tensor | None = None,
-    again: Tensor | None = None,
-) -> dict[str, float | None]:
-    """Variance of the ensemble mean over that of a mean of independent members, mean over leads, with its
-    interval. 1: independent. 0: antithetic pairs. 1 / a^2: members inflated by a around their mean. Above 1:
-    a biased mean, or dependent members. Fair scores reward dependent members, so they cannot detect them.
-
-    members (n, M, T, C, *space). Deviations are from the mean of exact samples, law (n, K, T, C, *space). If
-    no law is known, the variance of the mean is that between members and `again`, a second ensemble with
-    other noise and fewer leads.
-    """
-    x, num = members.double(), members.shape[1]
-    if law is not None:
-        mean, noise = law.double().mean(1), law.double().var(1).flatten(2).sum(2) / law.shape[1]
-        away = x - mean[:, None]
-        together = num * (away.mean(1).square().flatten(2).sum(2) - noise)
-        alone = away.square().flatten(3).sum(3).mean(1) - noise
-    else:
-        y, x = again.double(), x[:, :, : again.shape[2]]
-        together = num * (x.mean(1) - y.mean(1)).square().flatten(2).sum(2) / 2
-        alone = (x.var(1) + y.var(1)).flatten(2).sum(2) / 2
-    return resamples.interval(torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1))
+# ---- checks beyond scores: do students respond to their condition as the teacher does, and are the data a
+# sample of the law that replaces them?
 
 
 def response(

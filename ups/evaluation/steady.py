@@ -32,7 +32,6 @@ from ups.results import CHANCE, OBSERVED, Entry
 from ups_discovery.seeds import generator
 
 POOLED = ("crps", "energy_score")
-RATIOS = ("variogram_space", "nearest")
 BANK = 256  # reserved fields per case to which cheap ensembles are fitted
 SPLITS = 1000  # random halves of exact samples, for distances by chance
 PRIORS = {
@@ -384,10 +383,8 @@ def pool_checks(
         return resamples.interval(both, lambda mean: halves(mean).mean(1))
 
     out = {}
-    for name in RATIOS:
-        # (n, 2) of every case, mean over leads
-        pairs = [part[name].reshape(len(part[name]), 2, -1).mean(2).unbind(1) for part in scores]
-        out[name] = ratio(pairs, resamples)
+    # (n, 2) of every case, mean over leads
+    out["nearest"] = ratio([part["nearest"].mean(2).unbind(1) for part in scores], resamples)
     energies, gaps = zip(*(decades(part["energy"]) for part in scores), strict=True)
 
     def gap(mean: Tensor) -> Tensor:

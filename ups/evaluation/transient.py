@@ -24,7 +24,6 @@ from ups.evaluation.one_step import (
     ONE_STEP,
     STUDENTS,
     assess_one_step,
-    independence,
     num_step_samples,
 )
 from ups.evaluation.reference_ensembles import (
@@ -41,7 +40,8 @@ from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, compare, number
-from ups.metrics.joint import law_increments, residual_energy, score_joint
+from ups.metrics.joint import residual_energy, score_joint
+from ups.metrics.likeness import likeness
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
@@ -88,7 +88,13 @@ def assess_transient(
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
-    facts = {"split": truth.split, "times": times, "setting": setting, "serves": serves}
+    facts = {
+        "split": truth.split,
+        "times": times,
+        "setting": setting,
+        "serves": serves,
+        "fields": [*task.moving],
+    }
     entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
@@ -104,11 +110,10 @@ def assess_transient(
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
-    pairs = None if law is None else law_increments(law, task.boundary)
 
     def score(members: Tensor) -> Scores:
         """Scores of the members (n, M, T, C, *space) of the first n starts."""
-        truths = (u_ref, reference[:, 0], law, energy, pairs)
+        truths = (u_ref, reference[:, 0], law, energy)
         u, operator, exact, *of_law = (None if part is None else part[: len(members)] for part in truths)
         return score_ensemble(members, u, task.boundary, operator, exact=exact) | score_joint(
             members, u, task.boundary, operator, exact, *of_law
@@ -133,8 +138,11 @@ def assess_transient(
             if law is None:
                 again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
             of_law = None if law is None else law[: len(starts)]
-            found = independence(members, resamples[: len(starts)], of_law, again)
-            entry.add(model, {"independence": found})
+            few = slice(len(starts))
+            found = likeness(
+                members, u_ref[few], task.boundary, reference[few, 0], resamples[few], of_law, again
+            )
+            entry.add(model, {"likeness": found})
         if model == "exact":  # are the data a sample of this law?
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)

@@ -5,19 +5,9 @@ member as between two members. So the ratio of the two mean distances is 1 for e
 distribution is unknown. With r = u - reference, the residual to the operator's forecast:
 
     trajectory_score   fair energy score of whole trajectories (Gneiting and Raftery 2007), units of an RMSE
-    variogram_score    fair variogram score of order 1/2 (Scheuerer and Hamill 2015) of u itself, mean over
-                       leads, fields and pairs of cells 1, 2, 4, ... apart along each axis; units of u
-    variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
-    autocorrelation    correlation of the deviations at one lead and the next, from the mean of members and
-                       truth; mean over leads and fields, of members minus that of the truth; 0 is exact
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
     spectrum           decades between the mean energy of r of members and of the truth, mean over leads and
                        fields, in the octave of the wave number with the largest difference; 0 is exact
-
-Variograms of order 1 (Scheuerer and Hamill 2015) are means over cells, because their place is random. Members
-that were cut into blocks or made white have the right marginals and the wrong variograms; members permuted
-between leads have the wrong autocorrelation; a member that is a copy of the truth has `nearest` 0. Structure
-in time has no variogram: of rare events |r(t + 1) - r(t)| says how many there are, not how they go on.
 """
 
 from collections.abc import Callable
@@ -27,91 +17,8 @@ from torch import Tensor
 
 from ups.common.mask import filled, fraction, valid_cells
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
-from ups.metrics.proper import EXACT, check_members, energy_score, variogram_score
-from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
-from ups_discovery.boundary import PERIODIC, along
-
-TOLERANCE = 0.01  # decades (2 %): added to distances, so that smaller ones do not count
-ORDER = 0.5  # of the variogram score
-PAIRS = 16  # per axis and lag, of the variogram score: neighbouring pairs say the same
-
-
-def _lags(size: int) -> list[int]:
-    """1, 2, 4, ... up to half of size."""
-    return [2**power for power in range(size.bit_length()) if 2 * 2**power <= size]
-
-
-def _differences(r: Tensor, axis: int, lag: int, is_periodic: bool) -> Tensor:
-    """r shifted by a lag along `axis`, minus r."""
-    if is_periodic:
-        return r.roll(-lag, axis) - r
-    count = r.shape[axis] - lag
-    return r.narrow(axis, lag, count) - r.narrow(axis, 0, count)
-
-
-def variograms(r: Tensor, boundary: str, floor: Tensor) -> Tensor:
-    """log10 of the mean |difference| over cells of r (n, T, C, *space): (n, features).
-
-    floor (n, T, C): the smallest mean.
-    """
-    axes = space_axes(r)
-    mean = Tensor.mean if valid_cells(r) is None else Tensor.nanmean  # over pairs of valid cells
-    features = [
-        torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
-        for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
-        for lag in _lags(r.shape[axis])
-    ]
-    return torch.stack(features, 1).flatten(1)
-
-
-def autocorrelations(x: Tensor, y: Tensor, floor: Tensor) -> Tensor:
-    """(n, 2): correlation of the deviations at one lead and the next from the mean of all, mean over leads,
-    fields and samples, of members x (n, M, T, C, *space) and of samples y of the truth; NaN for a single
-    member or lead.
-
-    floor (n, T, C): energy of rounding errors, which are not correlated.
-    """
-    every = torch.cat([y, x], 1)
-    away = (every - every.mean(1, keepdim=True)).flatten(4)
-    size = (away.square().mean(-1, keepdim=True) + floor[:, None, ..., None]).sqrt()
-    unit = away / size.clamp_min(torch.finfo(torch.float64).tiny)
-    found = (unit[:, :, 1:] * unit[:, :, :-1]).mean(-1).flatten(2).mean(2)
-    both = torch.stack([found[:, y.shape[1] :].mean(1), found[:, : y.shape[1]].mean(1)], 1)
-    return both if x.shape[1] > 1 else both.fill_(torch.nan)
-
-
-def increments(u: Tensor, boundary: str) -> Tensor:
-    """|u(x + h) - u(x)|^ORDER of u (n, T, C, *space): (n, T, C, pairs), for h of `_lags` along each axis and
-    about PAIRS points x per axis."""
-    axes, out = space_axes(u), []
-    stride = max(1, min(u.shape[3:]) // PAIRS)
-    for axis, end in zip(axes, along(boundary, len(axes)), strict=True):
-        thin, size = u, u.shape[axis]
-        for other in axes:
-            if other != axis:
-                thin = thin[(slice(None),) * (other % u.ndim) + (slice(None, None, stride),)]
-        for lag in _lags(size):
-            first = torch.arange(0, size if end == PERIODIC else size - lag, stride, device=u.device)
-            pair = (thin.index_select(axis, place) for place in (first, (first + lag) % size))
-            out.append((next(pair) - next(pair)).abs().pow(ORDER).flatten(3))
-    return torch.cat(out, 3) if out else u.new_zeros(*u.shape[:3], 0)
-
-
-def law_increments(law: Tensor, boundary: str) -> Tensor:
-    """Mean and variance of the increments of samples (n, K, T, C, *space): (n, 2, T, C, pairs), float64."""
-    parts = [increments(draws.double(), boundary) for draws in law]
-    return torch.stack([torch.stack([part.mean(0), part.var(0, correction=0)]) for part in parts])
-
-
-def _distances(features: Tensor) -> Tensor:
-    """(n, 2): mean distance of the first row of features (n, 1 + M, F) to the others, and between two of the
-    others, each plus TOLERANCE; NaN for fewer than two others or no features."""
-    count, size = features.shape[1] - 1, features.shape[2]
-    if count < 2 or size == 0:
-        return features.new_full((len(features), 2), torch.nan)
-    apart = torch.cdist(features, features, p=1) / size
-    among = apart[:, 1:, 1:].sum((1, 2)) / (count * (count - 1))
-    return TOLERANCE + torch.stack([apart[:, 0, 1:].mean(1), among], 1)
+from ups.metrics.proper import EXACT, check_members, energy_score
+from ups.metrics.spectra import ROUNDING, octaves, rms
 
 
 def _nearest(x: Tensor, y: Tensor) -> Tensor:
@@ -142,7 +49,6 @@ def _score_chunk(
     reference: Tensor | None,
     exact: Tensor | None,
     energy_ref: Tensor | None,
-    pairs_ref: Tensor | None,
 ) -> Scores:
     x, y = members.double(), u_ref.double()
     valid = valid_cells(y)
@@ -160,18 +66,9 @@ def _score_chunk(
         score = score + (far - one) / y[0].numel() ** 0.5
     score = score / torch.as_tensor(fraction(valid)).double().mean().sqrt()
     x = filled(x, valid, torch.nan)
-    every = torch.cat([y[:, None], x], 1)
-    r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
-    floor, count = rms(y).square() * ROUNDING, every.shape[1]  # of an energy
-    lowest = floor.sqrt().repeat_interleave(count, 0).clamp_min(torch.finfo(torch.float64).tiny)
     energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
-    mean, variance = (increments(y, boundary), 0.0) if pairs_ref is None else pairs_ref.unbind(1)
-    pairs = increments(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
     out = {
         "trajectory_score": score,
-        "variogram_space": _distances(variograms(r, boundary, lowest).unflatten(0, (-1, count))),
-        "autocorrelation": autocorrelations(x_valid, y_valid[:, None] if exact is None else law, floor),
-        "variogram_score": variogram_score(pairs, mean, variance),
         "nearest": _nearest(x_valid, y_valid),
         "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
     }
@@ -188,25 +85,19 @@ def score_joint(
     reference: Tensor | None = None,
     exact: Tensor | None = None,
     energy_ref: Tensor | None = None,
-    pairs_ref: Tensor | None = None,
 ) -> Scores:
     """Scores of each trajectory of members (n, M, T, C, *space) against u_ref (n, T, C, *space), float64 on
     the CPU.
 
-    Returns trajectory_score and variogram_score (n,), two distances variogram_space (n, 2), autocorrelation
-    of members and truth (n, 2), nearest (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf
-    for trajectories with a member that is not finite.
-    reference: the operator's forecast, as u_ref. exact (n, K, T, C, *space): samples of the distribution of
-    the truth, over which trajectory score and autocorrelation are averaged; energy_ref, pairs_ref: their
-    `residual_energy` and `law_increments`, instead of the truth's.
+    Returns trajectory_score (n,), nearest (n, 2, T), and energy of members and truth (n, 2, T C, octaves);
+    inf for trajectories with a member that is not finite. reference: the operator's forecast, as u_ref. exact
+    (n, K, T, C, *space): samples of the distribution of the truth, over which the trajectory score is
+    averaged; energy_ref: their `residual_energy`, instead of the truth's.
     """
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
     parts = [
-        [
-            None if u is None else u[i : i + size]
-            for u in (members, u_ref, reference, exact, energy_ref, pairs_ref)
-        ]
+        [None if u is None else u[i : i + size] for u in (members, u_ref, reference, exact, energy_ref)]
         for i in range(0, len(u_ref), size)
     ]
     return merge([_score_chunk(x, y, boundary, *others) for x, y, *others in parts])
@@ -230,22 +121,11 @@ def _mean_score(name: str) -> Callable[[Scores, object], Moments | None]:
     return moments
 
 
-def _autocorrelation(scores: Scores, _: object) -> Moments | None:
-    found = scores.get("autocorrelation")
-    return None if found is None or found.isnan().all() else (found, lambda mean: mean[:, 0] - mean[:, 1])
-
-
-def _ratio_of(name: str) -> Callable[[Scores, object], Moments | None]:
-    """Moments of the ratio of two mean distances; None if it is undefined or was not scored."""
-
-    def moments(scores: Scores, _: object) -> Moments | None:
-        found = scores.get(name)
-        if found is None or found.isnan().all():
-            return None
-        # (n, 2, T) or (n, 2, 1)
-        return found.reshape(len(found), 2, -1).flatten(1), lambda mean: halves(mean).mean(1)
-
-    return moments
+def _ratio_of_distances(scores: Scores, _: object) -> Moments | None:
+    found = scores.get("nearest")
+    if found is None or found.isnan().all():
+        return None
+    return found.flatten(1), lambda mean: halves(mean).mean(1)
 
 
 JOINT = (
@@ -257,31 +137,11 @@ JOINT = (
         is_compared=True,
     ),
     Metric(
-        "variogram_score",
-        "variogram score",
-        "of differences between cells: sees whether they vary together; units of the field",
-        _mean_score("variogram_score"),
-        is_compared=True,
-    ),
-    *[
-        Metric(
-            name,
-            label,
-            f"{what} from the truth to a member over that between two members; 1 for exact samples",
-            _ratio_of(name),
-            best=1.0,
-        )
-        for name, label, what in (
-            ("variogram_space", "variogram in space", "distance of variograms"),
-            ("nearest", "nearest member", "distance to the nearest member"),
-        )
-    ],
-    Metric(
-        "autocorrelation",
-        "autocorrelation",
-        "correlation of deviations at successive leads, of members minus that of the truth",
-        _autocorrelation,
-        best=0.0,
+        "nearest",
+        "nearest member",
+        "distance to the nearest member from the truth over that from a member; 1 for exact samples",
+        _ratio_of_distances,
+        best=1.0,
     ),
     Metric(
         "spectrum",

@@ -70,22 +70,6 @@ def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tenso
     return torch.where(x.isfinite().all(2).all(1), value / math.sqrt(x.shape[2]), torch.inf)
 
 
-def variogram_score(members: Tensor, truth: Tensor, truth_variance: Tensor | float = 0.0) -> Tensor:
-    """Fair variogram score of each case: (n, M, pairs), (n, pairs) -> (n,), mean over pairs.
-
-    members, truth: |u_i - u_j|^p of pairs of cells. (mean over members - truth)^2 - variance over members / M
-    (Scheuerer and Hamill 2015, equation 4; the second term makes it fair). It depends on the correlation of
-    points more than the energy score does, and not at all on a bias that all points share. truth, and
-    truth_variance: mean and variance over samples of the distribution of the truth, if it is known. NaN pairs
-    do not count; inf for a member that is not finite.
-    """
-    check_members(members, truth, "variogram_score")
-    num = members.shape[1]
-    spread = members.var(1) / num if num > 1 else 0.0
-    value = ((members.mean(1) - truth).square() + truth_variance - spread).flatten(1).nanmean(1)
-    return torch.where(members.isinf().flatten(1).any(1), torch.inf, value)
-
-
 def mean_distance(x: Tensor) -> float:
     """Mean Euclidean distance of different rows of x (a, d), float64."""
     return float(torch.cdist(x, x, compute_mode=EXACT).sum()) / (len(x) * (len(x) - 1))

@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from ups.common.files import DamagedError, file_hash, read_sealed
 from ups.common.text import markdown, number, printable
 from ups.config.command import read_command, run_script
-from ups.evaluation.gates import error_of, horizon_of
+from ups.evaluation.gates import error_of, horizon_of, not_passed
 from ups.report.report import COMPARED, check_results
 from ups.report.tables import markdown_table
 from ups.results import AGAIN, FACTS, TABLE, Entry, Results, load
@@ -32,16 +32,17 @@ def read_report(folder: Path) -> tuple[Results, bool]:
     """(the results in a report's folder, whether its record, done.json, confirms them).
 
     A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
-    readable, is not the one of the record, or has only passed gates without a record."""
+    readable, is not the one of the record, or has no failed gate and no record."""
     results = load(folder)
     check_results(results.record, COMPARED, str(folder / FACTS))
     try:
         record = read_sealed(folder / DONE, "the record of a report", AGAIN, files=dict)
     except FileNotFoundError:
-        if all(gate["passed"] for gate in results.facts["gates"]):
+        if not not_passed(results.facts["gates"])[0]:
             raise DamagedError(
-                f"all gates of {folder / FACTS} passed and {DONE} is missing; expected the record of a "
-                f"report that passed. The results were altered, or the report was not finished. {AGAIN}"
+                f"no gate of {folder / FACTS} failed and {DONE} is missing; expected the record of a "
+                "report without a failed gate. The results were altered, or the report was not finished. "
+                f"{AGAIN}"
             ) from None
         return results, False
     for path in (folder / FACTS, folder / TABLE):
@@ -128,7 +129,7 @@ def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
     cells = [
         [
             row.facts["run"],
-            "pass" if all(gate["passed"] for gate in row.facts["gates"]) else "FAIL",
+            in_words(row.facts["gates"]),
             number(mean_of(row, metric)),
             *[number(figure(row.tasks[name], metric)) for name in sorted(tasks)],
             *_settings(row),
@@ -139,6 +140,11 @@ def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
         for row in ranked
     ]
     return "\n".join([markdown(f"{horizon} ({settings})"), "", *markdown_table(head, cells)])
+
+
+def in_words(gates: list[dict]) -> str:
+    failed, undecided = not_passed(gates)
+    return "FAIL" if failed else f"{len(undecided)} undecided" if undecided else "pass"
 
 
 def _settings(results: Results) -> list[str]:

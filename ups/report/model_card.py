@@ -12,7 +12,7 @@ from markupsafe import Markup
 from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.place import STAGES
 from ups.common.text import number
-from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
+from ups.evaluation.gates import TRIVIAL, error_of, horizon_of, not_passed
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
@@ -71,6 +71,7 @@ def card(stage: str, results: Results, known: Mapping[str, dict], pictures: Mapp
     facts = results.facts
     training, environment = facts["training"], facts["environment"]
     gates = [gate for gate in facts["gates"] if gate["stage"] == stage]
+    failed, undecided = not_passed(gates)
     return render(
         "model_card.md",
         run=facts["run"],
@@ -86,7 +87,8 @@ def card(stage: str, results: Results, known: Mapping[str, dict], pictures: Mapp
         domains=[_domain(name, known[name]) for name in known if name in facts["stages"][stage]],
         scores=SCORES_OF[STAGES[stage].tasks](results),
         gates=gates,
-        failed=[gate for gate in gates if not gate["passed"]],
+        failed=failed,
+        undecided=undecided,
         pictures=pictures,
         images=IMAGES,
         table=_table,

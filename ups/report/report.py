@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from ups.common.files import write_atomic
 from ups.common.text import file_stem
+from ups.evaluation.gates import not_passed
 from ups.report import drawing, figures, summary
 from ups.report.sections import ROWS, task_section
 from ups.report.tables import Row, render
@@ -35,7 +36,7 @@ COMPARED = {  # of a report that the leaderboard lists
             "network_is_used": (bool, NoneType),
         }
     },
-    "gates": [{"passed": bool}],
+    "gates": [{"passed": bool, "undecided": bool}],
     "training": dict.fromkeys(("parameters", "seconds", "muon_lr", "adamw_lr", "seed"), NUMBER),
 }
 REPRODUCE = ("run", "created", "config_hash", "environment", "protocol", "training")
@@ -80,6 +81,7 @@ def write_report(
     folder = path.parent / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     facts = results.facts
+    failed, undecided = not_passed(facts["gates"])
     makers = {
         name: partial(task_section, task, samples.get(name, []), folder)
         for name, task in results.tasks.items()
@@ -87,7 +89,8 @@ def write_report(
     page = render(
         "report.html",
         results=facts,
-        failed=sum(not gate["passed"] for gate in facts["gates"]),
+        failed=len(failed),
+        undecided=len(undecided),
         unusable=sum(not entry["usable"] for entry in facts["usability"].values()),
         summary=summary.paragraph(results),
         overview=summary.overview(results),

@@ -8,7 +8,7 @@ only if its paired interval excludes zero.
 from collections.abc import Iterable
 
 from ups.common.text import number
-from ups.evaluation.gates import error_of, horizon_of, network_gain, trivial_of
+from ups.evaluation.gates import error_of, horizon_of, network_gain, not_passed, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
 from ups.report.tables import label, render
@@ -44,7 +44,8 @@ def best_other(task: Entry) -> str | None:
 def paragraph(results: Results) -> str:
     """The summary in words."""
     tasks, gates = results.tasks, results.facts["gates"]
-    failed = [gate["name"] for gate in gates if not gate["passed"]]
+    failed, undecided = ([gate["name"] for gate in some] for some in not_passed(gates))
+    passed = len(gates) - len(failed) - len(undecided)
     total = sum(task.number("", "num_trajectories") for task in tasks.values())
     split = results.facts["protocol"].get("split", "")
     return " ".join(
@@ -53,7 +54,10 @@ def paragraph(results: Results) -> str:
             f"{len(tasks)} task{'s' * (len(tasks) != 1)}.",
             f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}."
             if failed
-            else f"All {len(gates)} gates pass.",
+            else f"All {len(gates)} gates pass."
+            if not undecided
+            else f"{passed} of {len(gates)} gates pass and none fails.",
+            *([f"Undecided: {', '.join(undecided)}."] if undecided else []),
             *_on_the_base(tasks),
             *_on_other_networks(tasks),
             *_on_the_codec(tasks),

@@ -1,0 +1,205 @@
+"""Power of the gate on samples: how often fakes of exact samples are refused, and exact samples pass.
+
+    python -m bench.power [--task burgers1d_forced] [--starts 40 100] [--of 400]
+
+Members are exact samples from starts of the invariant measure, changed as `fakes` says; the gate is that of
+the report (`samples` of ups/evaluation/claims.py), with the law known or, with --no-law, one trajectory as
+the data. Each set of starts is scored once, so `--of` 400 gives ten sets of 40. The operator's forecast is
+the mean of the law.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.data.generate import solver_of
+from ups.evaluation.claims import ENSEMBLE
+from ups.evaluation.gates import gate, outcome
+from ups.metrics.intervals import Resamples
+from ups.metrics.likeness import likeness
+from ups.results import Entry
+from ups.tasks import get_task
+from ups_solvers import barkley
+
+MEMBERS, SAMPLES = 10, 32
+WORLDS = {  # cells, leads, time between frames, parameter
+    "burgers1d_forced": (64, 10, 0.025, 0.01),
+    "barkley2d": (32, 4, 1.0, None),
+}
+[SAMPLES_GATE] = [claim for claim in ENSEMBLE if claim.name == "samples"]
+
+
+class World(NamedTuple):
+    """Samples (starts, M, T, C, *space) of one task: law, three ensembles, and the data (starts, T, C,
+    *space)."""
+
+    task: str
+    start: Tensor
+    law: Tensor
+    members: Tensor
+    again: Tensor
+    other: Tensor
+    same_seeds: Tensor
+    data: Tensor
+
+
+def make_world(name: str, count: int) -> World:
+    solver, (cells, leads, dt, parameter) = solver_of(get_task(name)), WORLDS[name]
+    start = solver.trajectory(
+        7, [*range(count)], resolution=cells, num_frames=1, parameter=parameter, t_end=1.0
+    )[:, 0].float()
+
+    def draw(num: int, seed: int, rows: list[int] | None = None) -> Tensor:
+        rows = [*range(count)] if rows is None else rows
+        facts = {"num_frames": leads, "parameter": parameter, "dt": dt}
+        return solver.exact_futures(start, num, seed=seed, rows=rows, **facts).float()
+
+    ensembles = (draw(MEMBERS, seed) for seed in (2, 3, 5))
+    return World(name, start, draw(SAMPLES, 1), *ensembles, draw(MEMBERS, 2, [0] * count), draw(1, 4)[:, 0])
+
+
+def in_turn(size: int, axis: int, like: Tensor, one: float, two: float) -> Tensor:
+    """one and two in turn along an axis."""
+    values = torch.where(torch.arange(size) % 2 == 0, one, two)
+    return values.view([-1 if place == axis else 1 for place in range(like.ndim)])
+
+
+def from_wave(d: Tensor, wave: int, times: float) -> Tensor:
+    """The energy times `times` from that wave on, along the last axis."""
+    modes = torch.fft.rfft(d)
+    modes[..., wave:] *= times**0.5
+    return torch.fft.irfft(modes, n=d.shape[-1])
+
+
+def fakes(world: World) -> dict[str, Tensor]:
+    x, law, leads = world.members, world.law, world.members.shape[2]
+    mean, rng = law.mean(1, keepdim=True), torch.Generator().manual_seed(0)
+    d, size = x - mean, law.std(1, keepdim=True)
+    activity = world.start.flatten(1).std(1)
+    strong = (activity > activity.median()).view(-1, *[1] * (x.ndim - 1))
+    normal = torch.randn(len(x), MEMBERS, SAMPLES, generator=rng) / (SAMPLES - 1) ** 0.5
+    gaussian = torch.einsum("njk,nk...->nj...", normal, law - mean)
+    order = torch.randperm(MEMBERS, generator=rng)
+
+    def permuted(lead: int) -> Tensor:
+        return torch.cat([x[:, :, :lead], x[:, order, lead:]], 2)
+
+    out = {
+        "exact": x,
+        "exact, other noise": world.again,
+        "x1.26 and x0.64 in turn by start": mean + in_turn(len(x), 0, x, 1.26, 0.64) * d,
+        "x1.25 and x0.75 in turn by start": mean + in_turn(len(x), 0, x, 1.25, 0.75) * d,
+        "x1.25 and x0.75 in turn by lead": mean + in_turn(leads, 2, x, 1.25, 0.75) * d,
+        "deviations of another start": mean + d.roll(1, 0),
+        "half of the energy from wave 4 on": mean + from_wave(d, 4, 0.5),
+        "x1.5 of the energy from wave 4 on": mean + from_wave(d, 4, 1.5),
+        "the same seeds for all starts": world.same_seeds,
+        "x1.25 in strong, x0.78 in weak states": mean + torch.where(strong, 1.25, 0.78) * d,
+        **{f"x{times}": mean + times * d for times in (1.12, 0.88, 1.2, 1.3, 0.7)},
+        "Gaussian, exact mean and covariance": mean + gaussian,
+        "permuted at half time": permuted(leads // 2),
+        "permuted at lead 2": permuted(2),
+        "antithetic": torch.cat([x[:, :5], 2 * mean - x[:, :5]], 1),
+        "bias of 0.3 standard deviations": x + 0.3 * size,
+        "common deviations": x + 0.5 * (world.other[:, :1] - mean),
+        "truth in one member": torch.cat([world.data[:, None], x[:, 1:]], 1),
+        "truth + 0.3 deviations": from_truth(world, x),
+    }
+    if world.task == "barkley2d":  # a second ensemble would have the same kicks
+        out |= kicked(world, rng)
+    return out
+
+
+def from_truth(world: World, x: Tensor) -> Tensor:
+    """Members around a centre near the truth, from which the truth is as far as a member; another centre in
+    every ensemble."""
+    return world.data[:, None] + 0.3 * (x - world.again[:, :1])
+
+
+def kicked(world: World, rng: torch.Generator) -> dict[str, Tensor]:
+    """Fakes of barkley2d, with other kicks."""
+    solver, (_, leads, dt, _), original = (
+        solver_of(get_task(world.task)),
+        WORLDS[world.task],
+        barkley.sample_kicks,
+    )
+    width = barkley.SIDE / 4
+
+    def draw(change, num: int = MEMBERS) -> Tensor:
+        barkley.sample_kicks = lambda stream, *settings: change(stream, *original(stream, *settings))
+        try:
+            return solver.exact_futures(
+                world.start,
+                num,
+                seed=9,
+                rows=[*range(len(world.start))],
+                num_frames=leads,
+                parameter=None,
+                dt=dt,
+            ).float()
+        finally:
+            barkley.sample_kicks = original
+
+    def some(stream, steps: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        kept = stream.random(len(steps)) > 0.3
+        return steps[kept], places[kept]
+
+    x, quiet = world.members, draw(lambda _, steps, places: (steps[:0], places[:0]), 1)
+    waves = (x - quiet).flatten(0, 1)
+    moves = torch.randint(-4, 5, (len(waves), 2), generator=rng).tolist()
+    moved = torch.stack([wave.roll(move, (-2, -1)) for wave, move in zip(waves, moves, strict=True)])
+    return {
+        "v of another member": torch.cat([x[:, :, :, :1], x[:, :, :, 1:].roll(1, 1)], 3),
+        "30 % of the kicks dropped": draw(some),
+        "never two kicks in a frame": draw(lambda _, steps, places: (steps[:1], places[:1])),
+        "kicks at 16 places": draw(lambda _, steps, places: (steps, (places // width + 0.5) * width)),
+        "waves moved by up to 4 cells": quiet + moved.view_as(x),
+    }
+
+
+def judge(world: World, members: Tensor, again: Tensor | None, rows: slice) -> str:
+    """Outcome of the gate on some of the starts: pass, FAIL or UNDECIDED. again: the second ensemble, if no
+    law is known."""
+    law, forecast = world.law[rows], world.law[rows].mean(1)
+    known = {"law": law} if again is None else {"again": again[rows][:, :, :4]}
+    found = likeness(members[rows], world.data[rows], "periodic", forecast, Resamples(300, 0), **known)
+    leads, fields = members.shape[2:4]
+    entry = Entry("t", "ensembles", {"fields": ["u", "v"][:fields], "times": [*range(leads)]})
+    entry.add("m", {"likeness": found})
+    bounds = SAMPLES_GATE.bounds(None, "m")
+    figure = SAMPLES_GATE.figure(entry, "m")
+    return outcome(gate("diffusion", "samples/t/m", "", figure, *bounds, count=len(law)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=WORLDS, default="burgers1d_forced")
+    parser.add_argument("--starts", type=int, nargs="+", default=[40, 100])
+    parser.add_argument("--of", type=int, default=400)
+    parser.add_argument("--no-law", action="store_true")
+    args = parser.parse_args()
+    world = make_world(args.task, args.of)
+    print(
+        "| fake | "
+        + " | ".join(f"{count} starts: refused, undecided, passed" for count in args.starts)
+        + " |"
+    )
+    second = fakes(world._replace(members=world.again, again=world.other)) if args.no_law else {}
+    for name, members in fakes(world).items():
+        cells = []
+        for count in args.starts:
+            sets = [slice(first, first + count) for first in range(0, args.of - count + 1, count)]
+            found = [judge(world, members, second.get(name), rows) for rows in sets]
+            cells.append(", ".join(str(found.count(one)) for one in ("FAIL", "UNDECIDED", "pass")))
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
