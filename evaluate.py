@@ -14,31 +14,28 @@ Writes: RUN/report/ (report-val/): results.csv and .json, report.html, figures/,
 Expected (configs/small.yaml): the numbers are in the README.
 """
 
-import json
 import sys
-import time
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import torch
 
 from ups.commands.stages import bench_rows, evaluated_operator, report_parents, report_record, why_report
 from ups.common.files import explained, value_hash, write_sealed
-from ups.common.place import TRANSIENT
 from ups.common.progress import Bar, note
-from ups.common.user_solver import solvers_of
 from ups.config.command import parse_arguments, run_script
 from ups.config.load import to_dict
-from ups.evaluation import break_even, ensemble, forecast, gates, steady, transient, truth
+from ups.data.generate import num_cores
+from ups.evaluation import gates, parts
 from ups.evaluation.break_even import train_seconds
 from ups.forecaster import Forecaster
-from ups.generative import validation
-from ups.generative.corrector import load_corrector
-from ups.generative.residuals import SteadyResiduals, TransientResiduals
-from ups.models.operator import load_operator
 from ups.report import model_card, report, sections
-from ups.results import Entry, Results
+from ups.results import Results
+from ups.select import Decision
 from ups.training.artifact import DONE, stage_config
 from ups.training.environment import describe_environment
+from ups_solvers.processes import worker_pool
 
 REPORT_BYTES = 20 * 2**20  # more than the page and figures of any configuration here
 
@@ -54,112 +51,65 @@ def main() -> int:
         return print_refusals(config, config.evaluated)
 
     # ---- setup
-    settings, seed, directory = config.evaluate, config.run.seed, config.report_dir
+    settings, directory = config.evaluate, config.report_dir
     parents, trained, folder = report_parents(config), evaluated_operator(config), config.operator_dir
     # stages whose samples are assessed
     stages = [name for name in config.reported_stages if name in parents and name != "operator"]
     if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
         return 0
-    truths = {name: truth.open_truth(config, name) for name in config.evaluated}
-    (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    operator = load_operator(folder, device, solvers_of(config))
-    trained_config = stage_config(folder, trained)
-
+    inputs = parts.Inputs(config, stages, device)
+    (directory / DONE).unlink(missing_ok=True)
     corrected, conditioned = (
         config.reported_stages[name] if name in stages else [] for name in ("diffusion", "steady")
     )
-    num_parts = 2 * len(truths) + len(corrected) + len(conditioned) + 1  # of unequal length
-    bar = Bar("report", num_parts, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
-
-    # ---- forecasts
-    tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
-    for name, known in truths.items():
-        note(f"forecasts of {name}")
-        started = time.perf_counter()
-        tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
-        for model, row in others[name].items():
-            tasks[name].add(model, row)
-        finish(bar, f"{name}: {in_words(tasks[name])}, in {time.perf_counter() - started:.1f} s")
-
-    # ---- break-even
-    log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    history = [json.loads(line) for line in log.splitlines()]
-    for name, known in truths.items():
-        note(f"{name}: time of its solver")
-        entry = tasks[name]
-        break_even.assess_break_even(entry, operator, known, config, folder, train_seconds(history))
-        finish(bar, f"{name}: {entry.facts['break_even']['words']}")
-
-    # ---- ensembles
-    ensembles, priors, shown = {}, {}, {}
-    if corrected:
-        networks = [name for name in stages if name in TRANSIENT]
-        samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
-        for name in corrected:
-            residuals = TransientResiduals(operator, truths[name].cache)
-            serves = validation.default_sampler(config.run_dir, name)
-            serves = "starts" if residuals.head.is_deterministic else serves
-            ensembles[name], shown[name] = transient.assess_transient(
-                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings, serves
-            )
-            words = ensembles[name].facts["words"]
-            words.append(validation.describe(config.run_dir, name))
+    wanted = [  # the longest first
+        *[("ensembles", name) for name in corrected],
+        *[("steady", name) for name in conditioned],
+        *[("tasks", name) for name in config.evaluated],
+    ]
+    bar = Bar(  # of parts of unequal length
+        "report", len(wanted) + 1, bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+    )
+    # section -> task, in the order of the configuration -> its entry; and what the report shows of it
+    found: dict[str, dict[str, Any]] = {section: {} for section in parts.PARTS}
+    shown: dict[str, dict[str, Any]] = {section: {} for section in parts.PARTS}
+    for section, name in wanted:
+        found[section][name] = None
+    with parts.workers(inputs, worker_pool, num_cores()) as workers:
+        # ---- parts
+        for (section, name), (entry, sample, words) in workers.compute(wanted):
+            found[section][name], shown[section][name] = entry, sample
             finish(bar, *words)
-    if conditioned:
-        prior = load_corrector(config.run_dir / "steady", device, operator)
-        for name in conditioned:
-            residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
-            priors[name], shown[name] = steady.assess_steady(residuals, prior, truths[name], settings, seed)
-            finish(bar, *priors[name].facts["words"])
-    beyond = ", ".join(stages) or "none, so the report is on the operator alone"
-    bar.write(f"stages beyond the operator: {beyond}", file=sys.stdout)
+        beyond = ", ".join(stages) or "none, so the report is on the operator alone"
+        bar.write(f"stages beyond the operator: {beyond}", file=sys.stdout)
 
-    # ---- report
-    folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
-    decided = sections.decisions_of(folders, config.run_dir, ensembles)
-    facts = {
-        "run": config.run.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config_hash": value_hash(to_dict(config)),
-        "environment": describe_environment(1, device),
-        "protocol": {
-            "split": settings.split,
-            "context_frames": settings.context_frames,
-            "seed": seed,
-            "legacy": settings.legacy,
-            "bootstrap": settings.num_bootstrap,
-        },
-        "decisions": [one.described() for one in decided],
-        "stages": config.reported_stages,
-        "training": {
-            "steps": trained["step"],
-            "parameters": sum(p.numel() for p in operator.parameters()),
-            "precision": operator.precision,
-            "seconds": train_seconds(history),
-            "source": trained_config["data"]["source"],
-            "data_seed": trained_config["data"]["seed"],
-            "seed": trained_config["run"]["seed"],
-            "init": trained_config["operator"]["init"],
-            **{key: trained_config["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
-        },
-    }
-    results = Results(facts, tasks, ensembles, priors)
-    facts |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
-    note("figures")
-    extra = {"break-even": sections.break_even_section(results.tasks)}
-    for name, entry in results.ensembles.items():
-        extra[f"{name}: ensembles"] = sections.ensemble_section(entry, shown[name])
-    for name, entry in results.steady.items():
-        title = f"{name}: prior of partly observed coefficients"
-        extra[title] = sections.steady_section(entry, shown[name])
-    extra["decisions"] = sections.decisions_section(decided)
-    with explained(directory, REPORT_BYTES, "run.root"):
-        results.save(directory)
-        report.write_report(results, samples, history, directory / "report.html", extra)
-        if settings.split == "test" and not settings.weights:
-            model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
+        # ---- report
+        note("figures")
+        folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
+        decided = sections.decisions_of(folders, config.run_dir, corrected)
+        facts = facts_of(inputs, trained, decided)
+        results = Results(facts, found["tasks"], found["ensembles"], found["steady"])
+        for name, rows in bench_rows(config, trained["parents"]).items():
+            for model, row in rows.items():
+                results.tasks[name].add(model, row)
+        facts["gates"] = gates.check_gates(results, settings)
+        facts["usability"] = gates.check_usability(results)
+        extra = {"break-even": partial(sections.break_even_section, results.tasks)}
+        for name, entry in results.ensembles.items():
+            extra[f"{name}: ensembles"] = partial(sections.ensemble_section, entry, shown["ensembles"][name])
+        for name, entry in results.steady.items():
+            title = f"{name}: prior of partly observed coefficients"
+            extra[title] = partial(sections.steady_section, entry, shown["steady"][name])
+        extra["decisions"] = partial(sections.decisions_section, decided)
+        with explained(directory, REPORT_BYTES, "run.root"):
+            results.save(directory)
+            path = directory / "report.html"
+            report.write_report(results, shown["tasks"], inputs.history, path, extra, workers.call)
+            if settings.split == "test" and not settings.weights:
+                known = Forecaster(inputs.operator).tasks
+                model_card.write_cards(config.run_dir, results, known, directory / "figures")
 
     # ---- finish
     finish(bar)
@@ -185,14 +135,36 @@ def finish(bar: Bar, *lines: str) -> None:
     bar.update()
 
 
-def in_words(task: Entry) -> str:
-    """The operator's error on a task, with the horizon of the forecasts."""
-    error = task.value("operator", gates.error_of(task))
-    relative = f", relative to the {task.facts.get('measure')}," * bool(task.facts.get("offset"))
-    return (
-        f"nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
-        f"{task.number('', 'num_trajectories')} trajectories{gates.horizon_of(task.facts)}"
-    )
+def facts_of(inputs: parts.Inputs, trained: dict[str, Any], decided: list[Decision]) -> dict[str, Any]:
+    """What the report says of the run. trained: the record of the operator stage."""
+    config = inputs.config
+    described = stage_config(config.operator_dir, trained)
+    return {
+        "run": config.run.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_hash": value_hash(to_dict(config)),
+        "environment": describe_environment(1, inputs.device),
+        "protocol": {
+            "split": config.evaluate.split,
+            "context_frames": config.evaluate.context_frames,
+            "seed": config.run.seed,
+            "legacy": config.evaluate.legacy,
+            "bootstrap": config.evaluate.num_bootstrap,
+        },
+        "decisions": [one.described() for one in decided],
+        "stages": config.reported_stages,
+        "training": {
+            "steps": trained["step"],
+            "parameters": sum(p.numel() for p in inputs.operator.parameters()),
+            "precision": inputs.operator.precision,
+            "seconds": train_seconds(inputs.history),
+            "source": described["data"]["source"],
+            "data_seed": described["data"]["seed"],
+            "seed": described["run"]["seed"],
+            "init": described["operator"]["init"],
+            **{key: described["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -154,7 +154,9 @@ def fitted(
     shape = trajectories[0].shape
     found = candidates(FakeSamples(*pairs), tuple(shape[3:]), boundary, degree, history, shape[2])
     degree, history = want or (degree, history)
-    return found[f"propagator degree {degree} history {history} ridge {ridge:g}"]
+    name = f"propagator degree {degree} history {history} ridge "
+    # a smaller ridge is left out if it makes no difference
+    return found.get(f"{name}{ridge:g}") or [one for key, one in found.items() if key.startswith(name)][-1]
 
 
 def roll_out(
@@ -329,14 +331,13 @@ def test_every_smaller_candidate_equals_its_own_fit():
 
 
 def test_candidates_are_every_degree_history_and_ridge_worth_trying():
-    u = noise(30, 6, 1, 4)
-    fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
-    assert set(fits) == {
-        f"propagator degree {d} history {h} ridge {r}"
-        for d in (1, 3)
-        for h in (1, 2, 4)
-        for r in ("1e-06", "1e-08", "1e-10")
-    }
+    """A smaller ridge is worth it if the error of a frame falls: not for noise, but for exact decay."""
+    u, decayed = noise(30, 4, 1, 4), noise(30, 1, 1, 4) * 0.5 ** torch.arange(5).view(5, 1, 1)
+    every = [f"propagator degree {d} history {h} ridge " for d in (1, 3) for h in (1, 2, 4)]
+    fits = candidates(FakeSamples([(u, noise(30, 5, 1, 4)[:, 4])]), (4,), NO_FLUX, 3, 4)
+    assert set(fits) == {f"{name}1e-06" for name in every}
+    fits = candidates(FakeSamples([(decayed[:, :4], decayed[:, 4])]), (4,), NO_FLUX, 3, 4)
+    assert set(fits) >= {f"{every[0]}{ridge}" for ridge in ("1e-06", "1e-08", "1e-10")}
     assert all(f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
 
 
@@ -356,14 +357,16 @@ def test_a_propagator_too_large_for_memory_has_fewer_terms_or_is_not_fitted(most
     assert {(fit.degree, fit.history) for fit in fits.values()} - {(1, 2), (3, 2)} == found
 
 
-def test_a_large_grid_is_fitted_in_small_batches_of_fifty_windows_per_unknown(monkeypatch):
+def test_a_large_grid_is_fitted_in_small_batches_and_to_ten_windows_per_unknown_at_least(monkeypatch):
     u = noise(60, 2, 1, 4)
     samples = FakeSamples([(one[None, :1], one[None, 1]) for one in u])
     candidates(samples, (4,), NO_FLUX, 1, 1)
     assert samples.requested == (60, 32)
     monkeypatch.setattr(Propagator, "MOST_BYTES", 4 * 16 * 4 * 7)
-    candidates(samples, (4,), NO_FLUX, 1, 1)
-    assert samples.requested == (50, 7)
+    for most, count in ((10**9, 60), (4 * 20, 20), (1, 10)):
+        monkeypatch.setattr(Propagator, "MOST_PRODUCTS", most)
+        candidates(samples, (4,), NO_FLUX, 1, 1)
+        assert samples.requested == (count, 7)
 
 
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():

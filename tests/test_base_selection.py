@@ -148,11 +148,9 @@ def test_each_equation_gets_the_base_that_its_solution_suggests(facts, task, kin
 
 
 def test_the_score_of_every_candidate_is_recorded(config, facts):
-    ridges = ("1e-06", "1e-08", "1e-10")
-    expected = {
-        f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4) for r in ridges
-    }
-    assert set(base_scores(facts["diff_react2d"])) == {"persistence", *expected}
+    every = {f"propagator degree {d} history {h}" for d in (1, 3) for h in (1, 2, 4)}
+    scores = {name.split(" ridge ")[0] for name in base_scores(facts["diff_react2d"])}
+    assert scores == {"persistence", *every}
     assert set(base_scores(facts["darcy2d"])) == {"elliptic"}
     assert "transport" in base_scores(facts["burgers1d"]) and facts["burgers1d"]["seconds"] > 0
 

@@ -567,11 +567,11 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
     assert not any(entry["row"]["is_below"] for entry in entries)  # judged by test, not by validation
     assert "NOT below the 3.50e-03 of FNO tuned by a language model's search" in capsys.readouterr().out
 
-    entries[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0}
+    entries[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
     entries.append({**entries[0], "row": entries[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
     eleven.keep({"task": "burgers1d", "entries": entries}, tmp_path / "records")
     rows = [line for line in record.page(tmp_path / "records").splitlines() if "burgers1d |" in line]
-    assert len(rows) == 1 and "| 11.0 | 0.0034 | yes |" in rows[0]  # the fastest that is below
+    assert len(rows) == 1 and "| 11.0 (8.0) | 0.0034 | yes |" in rows[0]  # the fastest that is below
 
 
 def test_a_race_without_a_threshold_is_refused():

@@ -19,12 +19,12 @@ from entries import drop
 from markupsafe import escape
 from PIL import Image
 
-import evaluate
 from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
 from ups.evaluation.break_even import add_costs, conclude
 from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
+from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
 from ups.report import (
@@ -190,7 +190,7 @@ def made(tmp_path_factory):
     }
     path = tmp_path_factory.mktemp("report") / "report.html"
     report.write_report(
-        results, shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"}
+        results, shown, history, path, sections={"Ensembles": lambda: "<p>added by a later stage</p>"}
     )
     return results, samples, path
 
@@ -400,7 +400,7 @@ def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     table.save(folder)
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
     assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
-    of_one = [*map(evaluate.in_words, results.tasks.values())]
+    of_one = [*map(in_words, results.tasks.values())]
     of_one += [task.facts["break_even"]["words"] for task in results.tasks.values()]
     assert [waves in words for words in of_one] == [True, False, False, False] * 2
     assert [cloud in words for words in of_one] == [False, False, False, True] * 2

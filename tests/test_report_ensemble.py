@@ -208,7 +208,7 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
         {},
         [],
         tmp_path / "report.html",
-        {"Ensemble of burgers1d": page_of_forecast(), "Steady prior": page_of_steady()},
+        {"Ensemble of burgers1d": page_of_forecast, "Steady prior": page_of_steady},
     )
     text = (tmp_path / "report.html").read_text()
     page = Page(text)

@@ -847,7 +847,7 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **exact)
     torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **exact)
     # more than one trajectory's, less than two's
-    monkeypatch.setattr(ups.generative.sampling, "CPU_STATES", 4)
+    monkeypatch.setattr(ups.generative.conditions, "CPU_STATES", 4)
     torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(ensembles, "seed", 1)
     assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
@@ -947,7 +947,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
-    monkeypatch.setattr(ups.generative.sampling, "STATES", 3)
+    monkeypatch.setattr(ups.generative.conditions, "CPU_STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
     head.facts = replace(head.facts, start="gaussian")  # the path begins at white noise

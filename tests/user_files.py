@@ -168,13 +168,13 @@ def described(folder, **arrays):
 
 def counted_requests(monkeypatch):
     """Counter of the requests to the reading process, by method of the first of a trip; "all" of any."""
-    asked, replies = Counter(), ReadingProcess.replies
+    asked, send = Counter(), ReadingProcess._send
 
     def counted(process, path, requests):
         asked.update((requests[0][0], "all"))
-        return replies(process, path, requests)
+        send(process, path, requests)
 
-    monkeypatch.setattr(ReadingProcess, "replies", counted)
+    monkeypatch.setattr(ReadingProcess, "_send", counted)
     return asked
 
 

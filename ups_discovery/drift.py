@@ -35,6 +35,7 @@ MAX_BYTES = 2**27  # of the terms evaluated at once
 MIN_STANDARD_ERRORS = 12.0  # of a coefficient from zero; pairs of one trajectory are not independent
 MIN_POWER = 1e-3  # of the power of a channel's strongest mode: weaker modes depend on the grid
 NUM_REWEIGHTINGS, MAX_ROUNDS, MAX_NEWTON_STEPS = 2, 12, 4
+EARLY = 4  # times fewer pairs while terms are dropped; the last rounds have all
 MAX_CORRELATION = 0.1  # of the residuals in consecutive frames, of a drift that is stated
 MAX_ERROR = 1.5  # of the rollouts of a model over persistence's; those of true drifts have 0.8 to 0.9
 
@@ -104,15 +105,14 @@ class Drift:
             values.append(solve(a, kept))
         return Model(unknowns, torch.cat(values))
 
-    def shooting_equations(self, model: Model) -> tuple[Tensor, Tensor]:
-        """Normal equations (unknowns + 1, unknowns + 1) of the values, with the integrator linearised in
-        them; and its mean square residual (C, numbers)."""
-        total: Tensor | float = 0.0
-        residual: Tensor | float = 0.0
-        for x, r in self.whitened(model, self.fit_pairs):
+    def shooting_equations(self, model: Model, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Normal equations (unknowns + 1, unknowns + 1) of the values by pairs, with the integrator
+        linearised in them; and its mean square residual (C, numbers)."""
+        total = residual = torch.zeros((), dtype=pairs.dtype, device=pairs.device)
+        for x, r in self.whitened(model, pairs):
             x, residual = x.flatten(1), residual + r.square().sum(0)
             total = total + x @ x.T
-        return total, residual / len(self.fit_pairs)
+        return total, residual / len(pairs)
 
     def shooting_equations_by_row(self, model: Model, pairs: Tensor) -> Tensor:
         """The normal equations of every pair (pairs, unknowns + 1, unknowns + 1)."""
@@ -132,6 +132,7 @@ class Drift:
     def model(self) -> Model | None:
         """The drift of this parameter value, or None if it does not beat persistence in held-out rollouts."""
         one, model = self.one, self.regressed()
+        pairs = self.fit_pairs[: math.ceil(len(self.fit_pairs) / EARLY)]
         for turn in range(MAX_ROUNDS):
             if not model.unknowns or (model := one.with_converged_steps(model)) is None:
                 return None
@@ -139,7 +140,7 @@ class Drift:
                 return None  # no noise, but what the library does not have: minutes until the fit shows it
             every = list(range(len(model.unknowns)))
             for _ in range(MAX_NEWTON_STEPS):
-                a, residual = self.shooting_equations(model)
+                a, residual = self.shooting_equations(model, pairs)
                 if not bool(a.isfinite().all()):
                     return None
                 now = solve(a, every)
@@ -148,9 +149,12 @@ class Drift:
                 if is_settled:
                     break
             self.whitening = self.whitening_of(residual)
-            kept = significant(a, every, MIN_STANDARD_ERRORS, max(1, len(every) // 4))
+            least = MIN_STANDARD_ERRORS * math.sqrt(len(pairs) / len(self.fit_pairs))
+            kept = significant(a, every, least, max(1, len(every) // 4))
             if len(kept) == len(every) and turn > 1:
-                break
+                if len(pairs) == len(self.fit_pairs):
+                    break
+                pairs = self.fit_pairs
             unknowns = [model.unknowns[place] for place in kept]
             model = replace(model, unknowns=unknowns, values=model.values[kept])
         return model if one.error(model, one.windows.held_out) < one.persistence_error else None

@@ -35,7 +35,7 @@ def num_slices(task: str, count: int, resolution: int, num_workers: int) -> int:
     return min(count, max(num_workers, min(MAX_SLICES * num_workers, full)))
 
 
-def _start_worker() -> None:
+def _start_worker(load: Callable[[], None] | None) -> None:
     """End with the parent: otherwise a pool's workers outlive a killed parent."""
 
     def wait() -> None:
@@ -44,6 +44,22 @@ def _start_worker() -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
+    if load:
+        load()
+
+
+@contextlib.contextmanager
+def worker_pool(num_workers: int, load: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that end with this one, or at once if the block raises. load: called in each."""
+    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker, (load,))
+    try:
+        yield pool
+    except BaseException:
+        for worker in active_children():  # otherwise shutdown waits for their work
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -67,12 +83,5 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
                 f"If memory is short use --workers {num_workers // 2}; the same command continues there."
             ) from error
 
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
-    try:
+    with worker_pool(num_workers) as pool:
         yield shared
-    except BaseException:
-        for worker in active_children():  # otherwise shutdown waits for their slices
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)

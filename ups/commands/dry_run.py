@@ -23,7 +23,7 @@ from ups.config.schema import Config
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done, solver_of
-from ups.evaluation.transient import FEW_STARTS
+from ups.evaluation.transient import num_samples
 from ups.generative.corrector import Corrector
 from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
@@ -152,10 +152,9 @@ def print_report_plan(config: Config) -> None:
             network, grid = _network(config, name, section.model, is_operator=False)
             boundary, precision = config.spec(name).boundary, section.train.precision
             forward = FORWARD * _seconds(network, grid, settings.batch_size, boundary, precision)
-            num = settings.ensemble_trajectories
-            # of rollouts, fewer evaluations and long rollouts together, and of single steps
-            states = 4 * num if is_steady else (min(FEW_STARTS, num) + 16) * settings.ensemble_frames + 320
-            total += 2 * section.sampler_steps * settings.members * states * forward
+            steps = section.sampler_steps
+            fields = 4 * settings.ensemble_trajectories * settings.members
+            total += 2 * steps * forward * (fields if is_steady else num_samples(settings, steps))
     print(
         f"  about {duration(total)} for ensembles of {settings.members} members, estimated from one step per "
         "task; the operator's rollouts take seconds per task"

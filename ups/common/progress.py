@@ -10,13 +10,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from tqdm import tqdm
 
 RECENT = 50  # updates whose mean loss is shown: losses of single updates differ from task to task
 
-_shown: "Bar | None" = None
+_shown: Any = None  # the open Bar, or what shows notes instead
 
 
 watched: Any = None  # the guard of this rank, which watches for progress
@@ -96,6 +97,12 @@ class Bar(tqdm):
             _shown = None
         self.n = self._count() if self._count and not self.disable else self.n
         super().close()
+
+
+def show_notes_by(say: Callable[[str], None]) -> None:
+    """`note` calls `say`, in a process without a bar."""
+    global _shown
+    _shown = SimpleNamespace(say=say)
 
 
 def note(text: str) -> None:

@@ -154,28 +154,12 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                         f"as they are. Let `{make_target('data')}` finish, then run "
                         f"`{make_target('cache')}` again."
                     )
-                noise, places = noise_of(sources[0], data.split["train"]), window_places(sources[0])
-                header = {
-                    "settings": cache_settings(config, task_name),
-                    "fingerprint": digest.hexdigest(),
-                    "files": files,
-                    "dt": sources[0].dt,
-                    "boundary": data.task.boundary,
-                    "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
-                    "coordinates": {
-                        axis: list(map(float, at)) for axis, at in sources[0].coordinates.items()
-                    },
-                    "floor": floor,
-                    **({"noise": noise} if noise else {}),
-                    **({} if places is None else {"windows": places.tolist()}),
-                    **({} if table.values is None else {"values": table.values}),
-                }
-                for name, codec in codecs.items():
-                    for key, value in codec.state_dict().items():
-                        arrays[f"{name}/tokenizer/{key}"] = value.numpy()
-                for name, index in data.split.items():
-                    arrays[f"split/{name}"] = split_rows(index, len(sources), data.num)
+                header = {"settings": cache_settings(config, task_name), "fingerprint": digest.hexdigest()}
+                header |= {"files": files, **_described(data, codecs, floor)}
+                if table.values is not None:
+                    header["values"] = table.values
                 arrays |= {
+                    **_small_arrays(data, codecs),
                     "parameters": table.parameters,
                     "parameter_index": table.index,
                     "trajectory": table.trajectory,
@@ -185,6 +169,34 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                     file.create_dataset(name, data=values)
             write_seal(partial)
     return path
+
+
+def _described(data: _Inputs, codecs: dict[str, Tokenizer], floor: dict) -> dict[str, Any]:
+    """The header's part that describes the data."""
+    source = data.sources[0]
+    noise, places = noise_of(source, data.split["train"]), window_places(source)
+    return {
+        "dt": source.dt,
+        "boundary": data.task.boundary,
+        "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
+        "coordinates": {axis: list(map(float, at)) for axis, at in source.coordinates.items()},
+        "floor": floor,
+        **({"noise": noise} if noise else {}),
+        **({} if places is None else {"windows": places.tolist()}),
+    }
+
+
+def _small_arrays(data: _Inputs, codecs: dict[str, Tokenizer]) -> dict[str, np.ndarray]:
+    """The tokenizers and the rows of every split."""
+    num_files = len(data.sources)
+    return {
+        **{
+            f"{name}/tokenizer/{key}": value.numpy()
+            for name, codec in codecs.items()
+            for key, value in codec.state_dict().items()
+        },
+        **{f"split/{name}": split_rows(index, num_files, data.num) for name, index in data.split.items()},
+    }
 
 
 def same_sources(config: Config, cache: Cache) -> list[Trajectories]:

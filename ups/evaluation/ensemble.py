@@ -14,6 +14,7 @@ All use the same noise, a function of seed, row, start and lead (`ups.models.rol
 student and teacher can be paired.
 """
 
+import math
 import statistics
 import timeit
 from collections import Counter
@@ -33,9 +34,9 @@ from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.residuals import TransientResiduals, residual_schedule
 from ups.generative.sampling import (
     SAMPLERS,
-    STATES,
     Sampler,
     Starts,
+    block_size,
     member_noises,
     sample_members,
     samplers_of,
@@ -182,6 +183,8 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
         given = truth.given(some, source.head.codec, ensembles.device)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
+        states = len(some) * num_members  # in calls of one size, so that none has to be padded
+        size = math.ceil(states / math.ceil(states / block_size(source.head.codec, ensembles.device)))
         z = sample_members(
             source,
             partial(ensembles.residual, model),
@@ -190,6 +193,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
             num_members,
             ensembles.seed,
             ensembles.head_of(model).sample_error,
+            size,
         )
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
@@ -235,7 +239,7 @@ def one_step(
     """
     source, split = ensembles.residuals, ensembles.truth.split
     windows = residual_schedule({source.name: source}, split, count, ensembles.seed + 5).batch(0)
-    parts, size = [], max(1, STATES // num_members)
+    parts, size = [], max(1, block_size(source.head.codec, ensembles.device) // num_members)
     for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
         key = (ensembles.seed, "test", len(parts))
         r, tokens, facts, _ = source.batch(split, rows, starts, generator(*key))

@@ -26,6 +26,7 @@ from ups.results import START, Entry, Figures
 STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
 FEW_WINDOWS = 256  # windows of a sampler with many evaluations
 FRACTION = 16  # of the windows: those of the checks that sample again
+FINE_STEPS = 64  # of the corrector's sampler, on a quarter of these
 PAIRED = 4  # members in an energy distance
 LEADS = 4  # of the second ensemble, sampled if no law is known
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
@@ -41,6 +42,12 @@ KEPT = (  # of the scores of one step
     "nonfinite_trajectories",
 )
 KEPT_BY_START = ("ssr", "coverage_90")
+
+
+def num_step_samples(count: int, num_members: int, num_steps: int) -> float:
+    """Samples of the corrector in `assess_one_step`, those of FINE_STEPS counted by their evaluations."""
+    again = max(2, count // FRACTION) + max(2, count // (4 * FRACTION)) * FINE_STEPS / num_steps
+    return num_members * (min(FEW_WINDOWS, count) + again)
 
 
 def assess_one_step(
@@ -100,7 +107,7 @@ def assess_one_step(
     # ---- the corrector's sampler, on the first of the same windows
     note(f"{entry.name}: single steps again")
     few = max(2, count // (4 * FRACTION))
-    fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
+    fine = score(one_step(ensembles, few, num_members, ["corrector"], FINE_STEPS).samples["corrector"])
     add("", {"ssr_less_64_steps": compare_common(scores["corrector"], fine, resamples)["ssr_less"]})
 
     # ---- response to the conditions of other windows

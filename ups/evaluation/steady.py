@@ -7,8 +7,8 @@ if the task has it, with the exact posterior.
 """
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from ups.metrics.calibration import coverage
 from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, halves, plain_mean
 from ups.metrics.joint import decades, score_joint
-from ups.metrics.proper import energy_distance
+from ups.metrics.proper import energy_distance, mean_distance
 from ups.results import CHANCE, OBSERVED, Entry
 from ups_discovery.seeds import generator
 
@@ -157,9 +157,8 @@ def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
     places = torch.arange(min(BANK, residuals.windows("reserved")[0]))
     z_in, z_ref, parameters = residuals.fields("reserved", places)
     v = residuals.head.input_codec.decode(z_in[:, 0])
-    guess, *_ = residuals.predict(
-        observe_case(v, case, row_generators(seed, "bank", case, rows=places.tolist())), parameters
-    )
+    observation = observe_case(v, case, row_generators(seed, "bank", case, rows=places.tolist()))
+    guess = residuals.guess(observation, parameters)
     return residuals.logarithm(residuals.head.physical(z_ref[:, 0])) - guess
 
 
@@ -239,6 +238,30 @@ def total_variance(x: Tensor) -> Tensor:
     return (x - x.mean(0)).square().sum() / (len(x) - 1)
 
 
+class ExactSamples(NamedTuple):
+    """Of exact samples (N, ...), what they are compared by: flat (N, cells), float64, and its scale; the
+    smallest value whose logarithm is taken; logs of flat; the leading pattern of the first half of logs;
+    apart, the mean distance of flat / scale."""
+
+    flat: Tensor
+    scale: Tensor
+    smallest: Tensor
+    logs: Tensor
+    pattern: Tensor
+    apart: float
+
+
+@lru_cache(maxsize=1)
+def exact_samples(truth: Tensor) -> ExactSamples:
+    """Computed once for all kinds of samples that are compared with these."""
+    flat = truth.flatten(1).double()
+    scale, smallest = total_variance(flat).sqrt(), LOG_FLOOR * flat.mean()
+    logs = flat.clamp_min(smallest).log()
+    first = logs.chunk(2)[0]
+    pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
+    return ExactSamples(flat, scale, smallest, logs, pattern, mean_distance(flat / scale))
+
+
 def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     """Moments of samples (M, ...) and of N exact ones, both positive, to be averaged over fields.
 
@@ -247,22 +270,20 @@ def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     along the leading pattern of one half of the exact samples, of the samples and of the other half;
     mean_error, squared error of the mean of log u, and that of independent samples.
     """
-    flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
-    scale, tiny = total_variance(exact).sqrt(), LOG_FLOOR * exact.mean()
-    logs = [part.clamp_min(tiny).log() for part in (flat, exact)]
-    first, second = logs[1].chunk(2)
-    pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
+    flat, exact = draws.flatten(1).double(), exact_samples(truth)
+    logs = flat.clamp_min(exact.smallest).log()
+    of_logs = total_variance(logs), total_variance(exact.logs)
     pairs = {
-        "trace": (total_variance(flat), total_variance(exact)),
-        "log_trace": tuple(map(total_variance, logs)),
-        "leading": tuple((part @ pattern).var() for part in (logs[0], second)),
+        "trace": (total_variance(flat), exact.scale.square()),
+        "log_trace": of_logs,
+        "leading": tuple((part @ exact.pattern).var() for part in (logs, exact.logs.chunk(2)[1])),
         "mean_error": (
-            (logs[0].mean(0) - logs[1].mean(0)).square().sum() - total_variance(logs[1]) / len(exact),
-            total_variance(logs[0]) / len(flat),
+            (logs.mean(0) - exact.logs.mean(0)).square().sum() - of_logs[1] / len(exact.logs),
+            of_logs[0] / len(flat),
         ),
     }
     return {
-        "distance": energy_distance(flat / scale, exact / scale),
+        "distance": energy_distance(flat / exact.scale, exact.flat / exact.scale, exact.apart),
         **{
             name + end: float(value)
             for name, pair in pairs.items()

@@ -19,7 +19,14 @@ from ups.evaluation.ensemble import (
     needs_many,
     rollouts,
 )
-from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, independence
+from ups.evaluation.one_step import (
+    LEADS,
+    ONE_STEP,
+    STUDENTS,
+    assess_one_step,
+    independence,
+    num_step_samples,
+)
 from ups.evaluation.reference_ensembles import (
     EXACT,
     reference_ensembles,
@@ -49,6 +56,19 @@ UNTRAINED = (*NOT_LEARNT, *EXACT)
 CURVE_STARTS = 8  # of rollouts with fewer evaluations than in training
 CURVE_METRICS = ("crps", "trajectory_score", "spectrum")
 CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
+
+
+def num_windows(settings: EvaluateConfig) -> int:
+    return min(WINDOWS, 24 * settings.ensemble_trajectories)
+
+
+def num_samples(settings: EvaluateConfig, num_steps: int) -> float:
+    """Samples of the corrector in `assess_transient`, counted by their evaluations: on the curve those of 1,
+    2, 4, .. evaluations together have as many as one of training."""
+    starts = min(FEW_STARTS, settings.ensemble_trajectories) + CURVE_STARTS
+    states = settings.members * starts + LONG * LONG_FEW * LONG_MEMBERS
+    windows = num_step_samples(num_windows(settings), settings.members, num_steps)
+    return settings.ensemble_frames * states + windows
 
 
 def assess_transient(
@@ -113,9 +133,13 @@ def assess_transient(
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
     note(f"{task.name}: single steps")
-    windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
     assess_one_step(
-        entry, ensembles, windows, settings.members, settings.num_bootstrap, settings.truth_members
+        entry,
+        ensembles,
+        num_windows(settings),
+        settings.members,
+        settings.num_bootstrap,
+        settings.truth_members,
     )
 
     # ---- comparisons

@@ -54,11 +54,14 @@ class Truth:
         """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as in training."""
         unique, where = rows.unique(return_inverse=True)
         num = self.cache.num_rows // len(self.sources)  # rows: source x trajectory
-        places = [divmod(row, num) for row in unique.tolist()]
         frames = range(count) if count > self.cache.num_frames else None
-        return torch.stack(
-            [torch.from_numpy(self.sources[file].read(i, i + 1, frames)[0]) for file, i in places]
-        )[where]
+        # rows that follow each other in a file are read together: to open the file takes longer than a row
+        is_first = torch.cat([torch.ones(1, dtype=torch.bool), unique.diff() > 1]) | (unique % num == 0)
+        runs = unique.tensor_split(is_first.nonzero()[1:, 0])
+        found = []
+        for file, row, length in ((*divmod(int(run[0]), num), len(run)) for run in runs):
+            found.append(torch.from_numpy(self.sources[file].read(row, row + length, frames)))
+        return torch.cat(found)[where]
 
     def years(self, rows: Tensor, num_frames: int) -> Tensor | None:
         """The dates (n, num_frames) of the first frames, in years; None if the files hold no dates."""

@@ -106,6 +106,10 @@ class CellPosterior(nn.Module):
             samples = torch.cat([self._sample(observation, *part) for part in parts]).view_as(samples)
         return Posterior(mean, std, samples)
 
+    def guess(self, observation: Observation) -> Tensor:
+        """The mean (B, 1, *space) alone."""
+        return self(observation).mean
+
     def _sample(self, observation: Observation, rows: Tensor, noise: Tensor) -> Tensor:
         """A sample (n, 1, *space) for each of `rows` of the observation, which may repeat. noise (n, 2, 1,
         *space): of the values, and of the order."""

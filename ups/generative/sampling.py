@@ -25,7 +25,7 @@ from ups.common.device import send
 from ups.common.files import DamagedError
 from ups.common.place import STAGES, make_target
 from ups.data.tokenizer import Tokenizer
-from ups.generative.conditions import FieldConditions, StateConditions
+from ups.generative.conditions import FieldConditions, StateConditions, num_states
 from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
@@ -37,8 +37,7 @@ from ups.training.artifact import stage_of_run
 
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 
-STATES = 512  # states in one call of a network
-CPU_STATES, CALL_BYTES = 64, 2**28  # the same on a CPU; largest size of the fields of one call
+CALL_BYTES = 2**28  # largest size of the fields of one call
 KEYS = ("noise", "second")  # of the random numbers of a sample
 
 # name -> (stage, evaluations; None: those of the probability flow of a diffusion)
@@ -204,8 +203,10 @@ def sample_members(
     num_members: int,
     seed: int,
     sample_error: float = 0.0,
+    size: int = 0,
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim), by `sample_rollout` with `member_noise`."""
+    """Members (batch, num_members, num_frames, *tokens, dim), by `sample_rollout` with `member_noise`. size:
+    states in a call, 0: `block_size`, with which no member depends on the number of others."""
     shape = (*starts.z.shape[2:-1], states.dim)
 
     def sample_block(index: Tensor) -> Tensor:
@@ -218,14 +219,14 @@ def sample_members(
 
         return sample_rollout(states, residual, starts.rows(row), num_frames, noise_of, sample_error)
 
-    size = block_size(states.head.codec, states.device)
+    size = size or block_size(states.head.codec, states.device)
     return in_blocks(sample_block, len(starts.z) * num_members, size).unflatten(0, (-1, num_members))
 
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
     """States in one call of the networks; depends on task and device alone."""
     most = CALL_BYTES // (4 * codec.num_channels * math.prod(codec.space))
-    return max(1, min(CPU_STATES if device.type == "cpu" else STATES, most))
+    return max(1, min(num_states(device), most))
 
 
 def sample_states(
@@ -313,7 +314,8 @@ def sample_fields(
     head, parts = network.heads[fields.name], []
     conditions = head.condition(tokens, facts)
     row = torch.arange(len(log_u), device=log_u.device).repeat_interleave(noise.shape[1])
-    blocks = zip(*(part.split(STATES) for part in (noise.flatten(0, 1), row, *start)), strict=True)
+    size = num_states(noise.device)
+    blocks = zip(*(part.split(size) for part in (noise.flatten(0, 1), row, *start)), strict=True)
     for block_noise, block_row, *block_start in blocks:
         condition = head.with_start(conditions.rows(block_row), Start(*block_start))
         parts.append(head.unwhiten(whitened(condition, block_noise), condition))

@@ -86,11 +86,16 @@ def variogram_score(members: Tensor, truth: Tensor, truth_variance: Tensor | flo
     return torch.where(members.isinf().flatten(1).any(1), torch.inf, value)
 
 
-def energy_distance(x: Tensor, y: Tensor) -> float:
+def mean_distance(x: Tensor) -> float:
+    """Mean Euclidean distance of different rows of x (a, d), float64."""
+    return float(torch.cdist(x, x, compute_mode=EXACT).sum()) / (len(x) * (len(x) - 1))
+
+
+def energy_distance(x: Tensor, y: Tensor, apart: float | None = None) -> float:
     """Unbiased 2 E|x - y| - E|x - x'| - E|y - y'| of samples x (a, d) and y (b, d), over different rows.
 
     Its mean is 0 for equal distributions only, so single values may be negative (Szekely & Rizzo 2013). inf
-    for a sample that is not finite.
+    for a sample that is not finite. apart: `mean_distance` of y, where it is known.
     """
     if not x.ndim == y.ndim == 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
         raise ValueError(
@@ -99,6 +104,6 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
         )
     if not (x.isfinite().all() and y.isfinite().all()):
         return math.inf
-    x, y, a, b = x.double(), y.double(), len(x), len(y)
-    xy, xx, yy = (float(torch.cdist(u, v, compute_mode=EXACT).sum()) for u, v in ((x, y), (x, x), (y, y)))
-    return 2 * xy / (a * b) - xx / (a * (a - 1)) - yy / (b * (b - 1))
+    x, y = x.double(), y.double()
+    xy = float(torch.cdist(x, y, compute_mode=EXACT).sum()) / (len(x) * len(y))
+    return 2 * xy - mean_distance(x) - (mean_distance(y) if apart is None else apart)

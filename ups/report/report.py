@@ -3,7 +3,8 @@
 import json
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -58,21 +59,31 @@ def check_results(data: Any, kind: Any, where: str) -> None:
             check_results(item, kind[0], f"{where}.{i}")
 
 
+def call_each(functions: Iterable[Callable[[], Markup]]) -> list[Markup]:
+    return [function() for function in functions]
+
+
 def write_report(
     results: Results,
     samples: dict[str, list[dict]],
     history: list[dict],
     path: Path,
-    sections: Mapping[str, Markup],
+    sections: Mapping[str, Callable[[], Markup]],
+    call: Callable[[Iterable[Callable[[], Markup]]], Iterable[Markup]] = call_each,
 ) -> None:
     """Write the page of `results` to `path` and its figures as PNG files to figures/ beside it.
 
     samples: TASK -> trajectories to show, the median one first (form: `ups.report.figures`). history: rows of
-    metrics.jsonl. sections: further sections, title -> HTML, after those of the tasks.
+    metrics.jsonl. sections: further sections, title -> what makes their HTML, after those of the tasks. call:
+    makes all sections.
     """
     folder = path.parent / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     facts = results.facts
+    makers = {
+        name: partial(task_section, task, samples.get(name, []), folder)
+        for name, task in results.tasks.items()
+    } | dict(sections)
     page = render(
         "report.html",
         results=facts,
@@ -80,13 +91,7 @@ def write_report(
         unusable=sum(not entry["usable"] for entry in facts["usability"].values()),
         summary=summary.paragraph(results),
         overview=summary.overview(results),
-        sections={
-            **{
-                name: task_section(task, samples.get(name, []), folder)
-                for name, task in results.tasks.items()
-            },
-            **sections,
-        },
+        sections=dict(zip(makers, call(makers.values()), strict=True)),
         figure=lambda fig, caption, name: drawing.to_html(fig, caption, folder / f"{file_stem(name)}.png"),
         training=figures.training(history),
         reproduce=json.dumps({key: facts[key] for key in REPRODUCE}, indent=2, ensure_ascii=False),

@@ -75,7 +75,7 @@ class Trajectories:
     is_cut: bool = False
     parameter: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    opened: Callable[[Path], AbstractContextManager[Store]] = open_store
+    opened: Callable[[Path, Path | None], AbstractContextManager[Store]] = open_store
     _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
     _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
 
@@ -154,9 +154,12 @@ class Trajectories:
         rows, following = self.rows[first:last], (0, 1, 0)
         if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
             following = (0, 0, self.num_frames)  # windows that follow each other are read as one film
-        for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):  # opened once
-            with nullcontext(store) if store else self.opened(self.files[file].path) as held:
-                for (start, stop), place in product(pieces, self.arrays):
+        runs = [(rows[piece[0], 0], piece) for piece in _runs(rows, following)]
+        in_files = [(file, [*pieces]) for file, pieces in groupby(runs, lambda run: run[0])]  # opened once
+        nexts = [self.files[file].path for file, _ in in_files[1:]]
+        for (file, pieces), after in zip(in_files, [*nexts, None], strict=True):
+            with nullcontext(store) if store else self.opened(self.files[file].path, after) as held:
+                for (_, (start, stop)), place in product(pieces, self.arrays):
                     _, number, begin = rows[start].tolist()
                     part, wanted = out[start:stop], frames
                     if following[2]:

@@ -123,11 +123,10 @@ class Elliptic(Learnt):
         for row in (slice(row, row + 1) for row in range(len(u))):
             operator, source = self.system(u[row], parameters.rows(row))
             error, weights = source - operator(x[row]), [*self.parameters()]
-            for one in adjoint[:, row]:
-                found = torch.autograd.grad(error, weights, one, retain_graph=True)
-                slopes.append(torch.cat([slope.flatten() for slope in found]))
+            found = torch.autograd.grad(error, weights, adjoint[:, row], is_grads_batched=True)
+            slopes.append(torch.cat([slope.flatten(1) for slope in found], 1))
         lacks = (u_next - predicted).flatten(1) @ probes.flatten(1).T
-        return predicted, torch.cat([torch.stack(slopes).unflatten(0, lacks.shape), lacks[..., None]], -1)
+        return predicted, torch.cat([torch.stack(slopes), lacks[..., None]], -1)
 
     def probes(self) -> Tensor:
         """The PROBES modes that the preconditioner reduces least, in each channel (probes, C, *space)."""

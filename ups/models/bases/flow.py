@@ -185,9 +185,6 @@ class Flow(Modal):
             values[vectors[0]] *= settings["frame"] / min(settings["cell"])
             getattr(made, name).copy_(values)
         sums = [made.normal_equations(samples, value) for value in range(settings["num_values"])]
-        for ridge in cls.RIDGES:
-            base = cls(**settings)
-            base.load_state_dict(made.state_dict())
-            base.solve(sums, ridge)
+        for ridge, base in made.fits(sums):
             yield f"flow ridge {ridge:g}", settings, base
         return None

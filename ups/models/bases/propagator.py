@@ -1,11 +1,13 @@
 """Spectral bases that are fitted in closed form, and the polynomial propagator."""
 
+import copy
 import functools
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +43,30 @@ def num_forced(num_forcing: int) -> int:
     return 2 * num_forcing + 1 if num_forcing else 0
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Normal equations of a regression in every mode: products (modes, columns, columns), summed over
+    windows, of `num_terms` terms and then the targets."""
+
+    products: Tensor
+    num_terms: int
+    num_windows: int
+
+    def of(self, terms: list[int]) -> Self:
+        """Those of some of the terms."""
+        kept = torch.tensor([*terms, *range(self.num_terms, self.products.shape[-1])])
+        return Sums(self.products[:, kept][:, :, kept], len(terms), self.num_windows)
+
+    def solution(self, ridge: float) -> tuple[Tensor, float]:
+        """W (modes, terms, targets) of (Phi^H Phi + ridge n I) W = Phi^H targets, and its RMS error."""
+        a, b = self.products[:, : self.num_terms].tensor_split([self.num_terms], -1)
+        eye = torch.eye(self.products.shape[-1]).to(a)
+        weight = torch.linalg.solve(a + ridge * self.num_windows * eye[: a.shape[1], : a.shape[1]], b)
+        residual = torch.cat([-weight, eye[: b.shape[-1], : b.shape[-1]].expand(len(b), -1, -1)], 1)
+        square = float((residual.conj() * (self.products @ residual)).sum().real)
+        return weight, math.sqrt(max(0.0, square) / self.num_windows)
+
+
 class Modal(Base):
     """u_next = start + W(k) phi: every mode k of the boundary's spectral basis has its own small matrix W,
     fitted by ridge regression in closed form, one per parameter value.
@@ -53,10 +79,11 @@ class Modal(Base):
     """
 
     needs_fitted_parameters = True
-    # windows per parameter value in the normal equations; about fifty times the unknowns of one mode are
-    # enough
-    MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
+    # windows per parameter value in the normal equations, at most; fewer where they take more than
+    # MOST_PRODUCTS, down to ten for every unknown of a mode
+    MAX_WINDOWS, BATCH, MOST_PRODUCTS, WINDOWS_PER_UNKNOWN = 2000, 32, 2**31, 10
     RIDGES = (1e-6, 1e-8, 1e-10)
+    LEAST_GAIN = 0.01  # of the error of a frame by a smaller ridge, else the larger one alone is a candidate
     MOST_BYTES = 2**30  # of the normal equations; a quarter of it for a batch in modes
 
     def __init__(
@@ -126,40 +153,45 @@ class Modal(Base):
         num = settings["num_values"] * transform.modes * num_terms**2
         return num * (16 if transform.is_complex else 8) <= cls.MOST_BYTES
 
-    def normal_equations(self, samples: Samples, value: int) -> tuple[Tensor, Tensor, int]:
-        """(Phi^H Phi, Phi^H (u_next - start), windows) of a parameter value, mode by mode, in float64.
+    def normal_equations(self, samples: Samples, value: int) -> Sums:
+        """The normal equations of a parameter value, mode by mode, in float64.
 
         Raises ValueError for a value without a window.
         """
-        a = b = n = 0
-        terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
-        size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
-        if size < self.BATCH:  # large modes: each window takes long
-            count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
+        num_modes, terms = self.weight_real.shape[1:3]
+        enough = max(self.WINDOWS_PER_UNKNOWN * terms, self.MOST_PRODUCTS // (num_modes * terms**2))
+        count = min(self.MAX_WINDOWS, enough, samples.count(value))
+        size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * num_modes)))
+        total = num_windows = 0
         for read in samples.batches(count, size, value):
             u, parameters, u_next = read()
             start, phi = self.start_and_terms(u, parameters)
             phi = self.with_forcing(phi, parameters)
-            phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
+            # modes, columns, windows: with windows before columns the product takes five times as long
+            columns = torch.cat([phi, self.transform.forward(u_next - start)], 1).permute(2, 1, 0)
             wide = torch.complex128 if phi.is_complex() else torch.float64
-            phi, target = phi.to(wide), target.to(wide)
-            a, b, n = a + phi.mH @ phi, b + phi.mH @ target, n + phi.shape[1]
-        if n == 0:
+            columns = columns.to(wide, memory_format=torch.contiguous_format)
+            total, num_windows = total + columns.conj() @ columns.mT, num_windows + len(u)
+        if num_windows == 0:
             raise ValueError(
                 f"no training window for parameter value number {value}; expected at least one. "
                 "Check the split."
             )
-        return a, b, n
+        return Sums(total, terms, num_windows)
 
-    def solve(self, sums: Sequence[tuple[Tensor, Tensor, int]], ridge: float) -> None:
-        """Set the weights W from the normal equations of every parameter value:
-        (Phi^H Phi + ridge n I) W = Phi^H (u_next - start)."""
-        for value, (a, b, n) in enumerate(sums):
-            eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) * (ridge * n)
-            weight = torch.linalg.solve(a + eye, b)
-            self.weight_real[value] = weight.real.float()
-            if self.transform.is_complex:
-                self.weight_imag[value] = weight.imag.float()
+    def fits(self, sums: Sequence[Sums]) -> Iterator[tuple[float, Self]]:
+        """(ridge, fitted copy), from the largest ridge; a smaller one only if some error of a frame falls."""
+        before = [math.inf] * len(sums)
+        for ridge in self.RIDGES:
+            weights, errors = zip(*[one.solution(ridge) for one in sums], strict=True)
+            if all(now > (1 - self.LEAST_GAIN) * old for now, old in zip(errors, before, strict=True)):
+                continue
+            before, fitted = errors, copy.deepcopy(self)
+            for value, weight in enumerate(weights):
+                fitted.weight_real[value] = weight.real.float()
+                if self.transform.is_complex:
+                    fitted.weight_imag[value] = weight.imag.float()
+            yield ridge, fitted
 
 
 def _sum_of_products(phi: Tensor, weight: Tensor) -> Tensor:
@@ -248,13 +280,9 @@ class Propagator(Modal):
         ):
             terms, end = range(len(monomials(num_channels, deg))), largest.weight_real.shape[2]
             first = end - largest.num_forced if deg == 1 else history * per_frame
-            keep = torch.tensor(
-                [*(lag * per_frame + term for lag in range(lags) for term in terms), *range(first, end)]
-            )
-            for ridge in cls.RIDGES:
-                smaller = {**settings, "degree": deg, "history": lags}
-                fitted = cls(**smaller)
-                fitted.solve([(a[:, keep][:, :, keep], b[:, keep], n) for a, b, n in sums], ridge)
+            kept = [*(lag * per_frame + term for lag in range(lags) for term in terms), *range(first, end)]
+            smaller = {**settings, "degree": deg, "history": lags}
+            for ridge, fitted in cls(**smaller).to(samples.device).fits([one.of(kept) for one in sums]):
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
         return None if sizes[0] == wanted[0] else f"beyond degree {degree} and history {history} {room}"
 
