@@ -14,9 +14,9 @@ choose their steps themselves). The forecast is `Forecaster.forecast` with all i
 without the network. Seconds: processor time per trajectory of one thread, of all starts in one batch and of
 one start alone. Intervals: 95 %, over starts and repeated measurements.
 
-Weights: pretrained/ where it has the family. Its data are timed again, its training is that of its log times
-its two processes, and FITS_S stands for its fits. The other weights stay in bench/out/pays and are made where
-they are missing; all that these processes computed counts, validation too. Writes bench/results/pays.
+Weights: pretrained/ but for the families of TRAINED. Its data are timed again, its training is that of its
+log times its two processes, and FITS_S stands for its fits. The other weights stay in bench/out/pays and are
+made where they are missing; all that their processes computed counts. Writes bench/results/pays.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from ups_discovery.spectral import resample
 from ups_solvers import SOLVERS
 
 ELEVEN, SCRIPTS = ROOT / "configs" / "small_11task.yaml", ("prepare_data", "prepare_cache", "train_operator")
-TRAINED = {  # families that pretrained/ lacks -> trajectories per parameter value, steps of a short training
+TRAINED = {  # families with a short training of their own -> trajectories per parameter value, steps
     "reacdiff1d": (100, 300),
     "cfd1d": (60, 300),
-    "cfd3d": (16, 100),
+    "cfd3d": (12, 60),
     "diff_react2d": (40, 200),
     "shallow_water2d": (60, 300),
 }

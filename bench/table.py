@@ -280,10 +280,10 @@ def pays_table(found: dict[str, dict[str, Any]], is_short: bool = False) -> str:
         batch, alone = cells(row, "batch"), cells(row, "alone")
         if is_short:
             return AUTHORS.get(name, name), batch[1], alone[1], batch[2]
-        solver, *errors = row["UPS batch"]["solver"], row["UPS batch"]["forecast"]["error"]
-        errors += [row["base batch"]["forecast"]["error"], sum(row["budget"].values())]
-        compared = f"{solver['grid']} ({number(solver['error'])})"
-        return AUTHORS.get(name, name), *map(number, errors), compared, *batch, *alone
+        solver, total = row["UPS batch"]["solver"], f"{sum(row['budget'].values()):.0f}"
+        errors = (number(row[f"{model} batch"]["forecast"]["error"]) for model in ("UPS", "base"))
+        compared = f"{solver['grid']} ({number(solver['error']) if solver['error'] else 0})"
+        return AUTHORS.get(name, name), *errors, total, compared, *batch, *alone
 
     header = "row; nRMSE of UPS; of its base alone; data and training, s; grid of the solver (nRMSE); "
     header += "batch: solver, UPS, s; N*; pays; one start: solver, UPS, s; N*; pays"
