@@ -17,10 +17,12 @@ compares the samples.
 
 from functools import partial
 
+from torch import Tensor
+
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Batches, TransientResiduals, validation_shard
+from ups.generative.corrector import Condition, Corrector, load_corrector
+from ups.generative.residuals import Batches, Residuals, TransientResiduals, validation_shard
 from ups.generative.sampling import samplers_of
 from ups.generative.student import (
     SolvedPool,
@@ -39,30 +41,39 @@ from ups.models.operator import load_operator
 from ups.select import TUNED, select_tuning, tuning_ratio
 from ups.training.ending import main_guard
 from ups.training.run import Run
+from ups.training.strategies import SplitLoss
 
 STAGE, TUNING = "consistency", "tuning.json"
 
 
+def read(
+    student: Corrector, pool: SolvedPool, num_members: int | None, step: int, number: int, part: slice
+) -> tuple:
+    """What `loss_of` computes the loss of the rows `part` of the solved batch `number` from. num_members: of
+    the scored ensembles, None before tuning."""
+    solved, batches, noise = pool.get(number, part), pool.batches, None
+    if num_members is not None:
+        noise = score_noise(solved.r, solved.within, batches.size, num_members, batches.seed, step)
+    return solved.condition, solved.r, *solved.pairs(step, student.mid_angle), solved.y, noise
+
+
 def loss_of(
     student: Corrector,
-    pool: SolvedPool,
-    num_members: int,
-    tuned_from: int,
-    step: int,
-    number: int,
-    part: slice,
-) -> tuple:
-    """Loss and metrics of the rows `part` of the solved batch `number`: the pair loss; from step `tuned_from`
-    on, half of it plus half of the scores of an ensemble."""
-    solved, batches = pool.get(number, part), pool.batches
-    condition, name = solved.condition, solved.condition.name
-    x, angle = solved.pairs(step, student.mid_angle)
-    scales = latent_scales(student, condition)
-    pair = endpoint_loss(student.velocity(condition), x, angle, solved.y, scales).mean()
-    if step < tuned_from:
+    residuals: dict[str, Residuals],
+    condition: Condition,
+    r: Tensor,
+    x: Tensor,
+    angle: Tensor,
+    y: Tensor,
+    noise: Tensor | None,
+) -> tuple[Tensor, dict]:
+    """Loss and metrics of pairs: the pair loss; with noise of an ensemble, half of it plus half of the
+    ensemble's scores."""
+    scales, name = latent_scales(student, condition), condition.name
+    pair = endpoint_loss(student.velocity(condition), x, angle, y, scales).mean()
+    if noise is None:
         return pair, {f"{name}/pair": pair}
-    noise = score_noise(solved.r, solved.within, batches.size, num_members, batches.seed, step)
-    score = ensemble_scores(student, batches.residuals[name], condition, solved.r, noise).mean()
+    score = ensemble_scores(student, residuals[name], condition, r, noise).mean()
     return 0.5 * pair + 0.5 * score, {f"{name}/pair": pair, f"{name}/score": score}
 
 
@@ -98,13 +109,14 @@ def main() -> None:
     # ---- model: starts as the teacher
     run.seed_all()
     student = run.attach(warm_start(run, student_of(teacher, section.mid_angle), config))
-    loss = partial(loss_of, student, pool, section.members, tuned_from)
-    # tuning needs most memory
+    compute = partial(loss_of, student, residuals)
 
     # ---- loop
     for step in run.steps():
         number = pool.number(step)
-        run.update(partial(loss, step, number), batches.local_size, only=batches.schedule.task(number))
+        members = section.members if step >= tuned_from else None
+        loss = SplitLoss(partial(read, student, pool, members, step, number), compute)
+        run.update(loss, batches.local_size, only=batches.schedule.task(number))
         if run.is_due(train.validate_every) or run.step == tuned_from:
             with run.ema_weights():
                 metrics = validate(student, residuals, held_out, run.ranks)

@@ -21,12 +21,13 @@ from functools import partial
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.generative.fitting import STREAM, corrector_with_scales, loss_of, validate_and_keep
+from ups.generative.fitting import STREAM, corrector_with_scales, loss_of, read, validate_and_keep
 from ups.generative.residuals import Batches, TransientResiduals, validation_shard
 from ups.generative.sampling import samplers_of
 from ups.generative.validation import validate_samplers
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
+from ups.training.strategies import SplitLoss
 
 STAGE = "diffusion"
 
@@ -48,11 +49,12 @@ def main() -> None:
     corrector, scales, laws = corrector_with_scales(run, residuals, section, config.diffusion, seed)
     corrector = run.attach(warm_start(run, corrector, config))
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
-    loss = partial(loss_of, corrector, batches, section.noises)
+    compute = partial(loss_of, corrector)
 
     # ---- loop
     for step in run.steps():
-        run.update(partial(loss, step), batches.local_size, only=batches.schedule.task(step))
+        loss = SplitLoss(partial(read, batches, corrector, section.noises, step), compute)
+        run.update(loss, batches.local_size, only=batches.schedule.task(step))
         if run.is_due(train.validate_every):
             validate_and_keep(run, corrector, held_out, seed)
 

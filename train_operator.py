@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.data.cache import Cache, place
-from ups.data.schedule import Batch
+from ups.data.cache import Cache
 from ups.evaluation import selected
 from ups.models.base_selection import describe_selection, fit_base
 from ups.models.bases.base import ParameterBatch
@@ -37,17 +36,11 @@ from ups.training.strategies import SplitLoss
 STAGE = "operator"
 
 
-def read(operator: Operator, windows: Windows, batch: Batch, rows: slice) -> tuple[Tensor | None, ...]:
-    """What `loss_of` computes the loss of some rows of this rank's shard of a batch from."""
-    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, rows)
-    return u, u_ref, *vars(parameters).values()
-
-
 def loss_of(
-    operator: Operator, task: str, field_weight: float, u: Tensor, u_ref: Tensor, *parameters: Tensor | None
+    operator: Operator, task: str, field_weight: float, u: Tensor, u_ref: Tensor, parameters: ParameterBatch
 ) -> tuple[Tensor, dict]:
-    """Loss and metrics of windows of a task. parameters: the values of their `ParameterBatch`."""
-    loss, metrics = operator_loss(operator, task, u, u_ref, ParameterBatch(*parameters), field_weight)
+    """Loss and metrics of windows of a task."""
+    loss, metrics = operator_loss(operator, task, u, u_ref, parameters, field_weight)
     return loss, {f"{task}/{key}": value for key, value in metrics.items()}
 
 
@@ -83,8 +76,6 @@ def main() -> None:
     calls = {name: config.task[name].bundle for name in config.served("diffusion")}
     windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
-    placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
-    run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
 
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
     # ranks
@@ -118,7 +109,7 @@ def main() -> None:
             windows.schedule.batch(number).shard(run.rank, run.world) for number in (step, step + 1)
         )
         read_ahead = partial(windows.read_ahead, following, run.device)
-        loss = SplitLoss(partial(read, operator, windows, batch), losses[batch.task])
+        loss = SplitLoss(partial(windows.read, operator.heads[batch.task], batch), losses[batch.task])
         run.update(loss, len(batch), read_ahead, batch.task)
         if run.is_due(train.validate_every):
             with run.ema_weights():

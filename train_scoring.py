@@ -16,10 +16,12 @@ compares the samples.
 
 from functools import partial
 
+from torch import Tensor
+
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.generative.corrector import Corrector, load_corrector
-from ups.generative.residuals import Batches, TransientResiduals, validation_shard
+from ups.generative.corrector import Corrector, ResidualBatch, load_corrector
+from ups.generative.residuals import Batches, Residuals, TransientResiduals, validation_shard
 from ups.generative.sampling import samplers_of
 from ups.generative.student import (
     as_map,
@@ -34,16 +36,24 @@ from ups.generative.student import (
 from ups.generative.validation import validate_samplers
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
+from ups.training.strategies import SplitLoss
 
 STAGE, STREAM = "scoring", "rival"  # of the random numbers: the name of the stage in earlier versions
 
 
-def loss_of(network: Corrector, batches: Batches, num_members: int, step: int, part: slice) -> tuple:
-    """Loss and metrics of the rows `part` of this rank's shard of a batch."""
-    r, condition, within = batches.whitened(network, step, part)
-    noise = score_noise(r, within, batches.size, num_members, batches.seed, step)
-    score = ensemble_scores(network, batches.residuals[condition.name], condition, r, noise).mean()
-    return score, {f"{condition.name}/score": score}
+def read(batches: Batches, num_members: int, step: int, part: slice) -> tuple:
+    """What `loss_of` computes the loss of the rows `part` of this rank's shard of a batch from."""
+    name, batch, within = batches.read(step, part)
+    return name, score_noise(batch.r, within, batches.size, num_members, batches.seed, step), batch
+
+
+def loss_of(
+    network: Corrector, residuals: dict[str, Residuals], name: str, noise: Tensor, batch: ResidualBatch
+) -> tuple[Tensor, dict]:
+    """Loss and metrics of residuals; noise (batch, members, ..): of the scored samples."""
+    r, condition = network.heads[name].whitened(*batch)
+    score = ensemble_scores(network, residuals[name], condition, r, noise).mean()
+    return score, {f"{name}/score": score}
 
 
 @main_guard
@@ -66,11 +76,12 @@ def main() -> None:
     run.seed_all()
     start = {"corrector": as_map, "fresh": untrained_map}[section.start]
     network = run.attach(warm_start(run, start(corrector), config))
-    loss = partial(loss_of, network, batches, section.members)
+    compute = partial(loss_of, network, residuals)
 
     # ---- loop
     for step in run.steps():
-        run.update(partial(loss, step), batches.local_size, only=batches.schedule.task(step))
+        loss = SplitLoss(partial(read, batches, section.members, step), compute)
+        run.update(loss, batches.local_size, only=batches.schedule.task(step))
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 metrics = validate(network, residuals, held_out, run.ranks)

@@ -9,7 +9,8 @@
     curve      losses of a training, eager and replayed
     sizes      passes of configs/pdebench_11task.yaml and of other backbones, replayed: FLOP per second
     forecast   a forecast of one start by pretrained/, on the CPU and on this device
-    sampling   an ensemble of a trained run (--run runs/small), on the CPU and on this device
+    train      make train: seconds of the whole and of the trained stages, and of a step of each
+    sampling   a frame of every sampler of that run, or of another (--run), on the CPU and on this device
 
 Inputs are random with the configured shapes, because the cost of a pass does not depend on their values, so
 no data are needed; bases are the last of task.TASK.base, not fitted. FLOP are those of torch's flop counter,
@@ -19,9 +20,13 @@ forward and backward. What was measured on which card: docs/gpu.md.
 import argparse
 import contextlib
 import dataclasses
+import json
 import math
 import operator as functions
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,7 +40,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ups
 from bench.command import parse
+from ups.commands.sweep import INHERITED
 from ups.common.device import computed, precision_in_words
+from ups.common.graphs import NUM_FIRST_CALLS, Captured
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -46,13 +53,16 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE
 from ups.training.checkpoint import sum_in_one_order
-from ups.training.graphs import NUM_FIRST_CALLS, Captured
 from ups.training.strategies import Agreed, SplitLoss
 from ups.training.update import Counters, Updates
 
 WARM_UP = NUM_FIRST_CALLS + 2  # updates before those by the clock: the last of them replays
-FORECAST = {"burgers1d": 30, "advection1d": 30, "diff_react2d": 20}  # frames of a forecast by pretrained/
+MOST_OF_TRAIN = 235  # seconds of `make train`, of which the target is 240 with the rest of the part
+TINY_TRAIN = (
+    " data.tasks=[burgers1d_hidden] operator.base_steps=2 operator.train.steps=8 consistency.members=2"
+)
 # (task, rows, settings) of configs/pdebench_11task.yaml: its flat 256 x 6, and other backbones
 SIZES = [
     ("burgers1d", 64, []),
@@ -158,22 +168,20 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
     return u, u_ref, head.parameter_batch(values.expand(rows, -1))
 
 
-def loss_of(operator: Operator, name: str, u: Tensor, u_ref: Tensor, *parameters: Tensor | None) -> tuple:
-    return operator_loss(operator, name, u, u_ref, ParameterBatch(*parameters), 0.1)
+def loss_of(operator: Operator, name: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch) -> tuple:
+    return operator_loss(operator, name, u, u_ref, parameters, 0.1)
 
 
 def losses_of(operator: Operator, name: str, rows: int, num: int = 1) -> list[SplitLoss]:
     """Return the losses of `num` random batches."""
-    compute, found = partial(loss_of, operator, name), []
-    for _ in range(num):
-        u, u_ref, parameters = batch_of(operator, name, rows)
-        every = (u, u_ref, *vars(parameters).values())
-        found.append(SplitLoss(partial(rows_of, every), compute))
-    return found
+    batches = [batch_of(operator, name, rows) for _ in range(num)]
+    compute = partial(loss_of, operator, name)
+    return [SplitLoss(partial(rows_of, batch), compute) for batch in batches]
 
 
-def rows_of(tensors: tuple[Tensor | None, ...], rows: slice) -> list[Tensor | None]:
-    return [None if values is None else values[rows] for values in tensors]
+def rows_of(batch: tuple[Tensor, Tensor, ParameterBatch], rows: slice) -> tuple:
+    u, u_ref, parameters = batch
+    return u[rows], u_ref[rows], parameters.rows(rows)
 
 
 def updates_of(config: Config, operator: Operator, rows: int, is_replayed: bool = True) -> Updates:
@@ -314,43 +322,76 @@ def sizes(options: argparse.Namespace) -> Iterator[Row]:
 
 def forecast(options: argparse.Namespace) -> Iterator[Row]:
     models = {device: ups.load(ROOT / "pretrained", device=device) for device in {"cpu", options.device.type}}
-    for name in list(FORECAST)[: 1 if options.tiny else None]:
-        facts, num_frames = models["cpu"].tasks[name], FORECAST[name]
-        start = 0.5 + 0.1 * torch.rand(facts["history"], len(facts["fields"]), *facts["grid"])
-        parameters = {key: low for key, (low, _) in facts["parameters"].items()}
-        call = {"parameters": parameters, "num_frames": num_frames}
-        yield (
-            f"forecast of {name}, one start, {num_frames} frames",
-            in_turn(
-                models, lambda model, call=call, name=name, start=start: model.forecast(name, start, **call)
-            ),
-            "",
+    for name, facts in list(models["cpu"].tasks.items())[: 1 if options.tiny else None]:
+        num_frames = 1 if facts["inputs"] else options.frames
+        call = {"parameters": lowest(facts), "num_frames": num_frames, "extrapolate": True}
+        found = in_turn(
+            models, lambda model, *given, call=call: model.forecast(*given, **call), name, start(facts)
         )
+        yield f"forecast of {name}, one start, {num_frames} frames", found, ""
+
+
+def start(facts: dict[str, Any]) -> Tensor:
+    """Return a random start of a task, positive as densities are."""
+    return 1 + 0.1 * torch.rand(facts["history"], len(facts["inputs"] or facts["fields"]), *facts["grid"])
+
+
+def lowest(facts: dict[str, Any]) -> dict[str, float]:
+    return {key: low for key, (low, _) in facts["parameters"].items()}
+
+
+def train(options: argparse.Namespace) -> Iterator[Row]:
+    goal, name = ("consistency", "smoke") if options.tiny else ("train", "small")
+    given = f"data.root={options.folder}/data cache.root={options.folder}/cache"
+    command = f"timeout {MOST_OF_TRAIN} make {goal} CONFIG=configs/{name}.yaml RUN=run".split()
+    command += [
+        f"RUNS={options.folder}",
+        f"PYTHON={sys.executable}",
+        f"ARGS={given}{TINY_TRAIN * options.tiny}",
+    ]
+    alone = {key: value for key, value in os.environ.items() if key not in INHERITED}
+    started, total = time.perf_counter(), 0.0
+    status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False, env=alone).returncode
+    seconds = f"{time.perf_counter() - started:.0f} s" + f", status {status} (124: not finished)" * bool(
+        status
+    )
+    yield f"make {goal} of configs/{name}.yaml", seconds, "240 s"
+    for stage in (path.parent for path in sorted(options.folder.glob(f"run/*/{DONE}"))):
+        spent = (stage / DONE).stat().st_mtime - (stage / "environment.json").stat().st_mtime
+        lines = map(json.loads, (stage / "metrics.jsonl").read_text().splitlines())
+        rates = [line["steps_per_s"] for line in lines if "steps_per_s" in line]
+        step = f", {1e3 / statistics.median(rates):.3g} ms a step with validation" if rates else ""
+        yield f"stage {stage.name}", f"{spent:.0f} s{step}", ""
+        total += spent
+    yield "trained stages together", f"{total:.0f} s", "60 s"
 
 
 def sampling(options: argparse.Namespace) -> Iterator[Row]:
-    if options.run is None:
+    run = options.run or options.folder / "run"
+    if not (run / "diffusion" / DONE).is_file():
         yield "sampling", "not measured: it needs a trained run (--run runs/small)", ""
         return
-    models = {device: ups.load(options.run, device=device) for device in {"cpu", options.device.type}}
-    name, facts = next(item for item in models["cpu"].tasks.items() if item[0] == "burgers1d_forced")
-    start = 0.1 * torch.rand(facts["history"], len(facts["fields"]), *facts["grid"])
-    yield (
-        f"16 members of {name}, 10 frames",
-        in_turn(models, lambda model: model.sample(name, start, num_frames=10, members=16)),
-        "",
-    )
+    models = {device: ups.load(run, device=device) for device in {"cpu", options.device.type}}
+    name = json.loads((run / "diffusion" / "config.json").read_text())["tasks"][0]["name"]
+    facts = models["cpu"].tasks[name]
+    call = {"parameters": lowest(facts), "num_frames": options.frames, "members": 16, "extrapolate": True}
+    for by in ("waves", "student", "student_2", "teacher"):
+        found = in_turn(
+            models, lambda model, *given, by=by: model.sample(*given, by=by, **call), name, start(facts)
+        )
+        yield f"{options.frames} frames of 16 members of {name} by {by}", found, ""
 
 
-def in_turn(models: dict[str, Any], call: Callable[[Any], object]) -> str:
-    """Return the seconds of a call with the model on each device, as text."""
+def in_turn(models: dict[str, Any], call: Callable[..., object], *given: Any) -> str:
+    """Return the seconds of call(model, *given) with the model on each device, as text."""
     times = {
-        device: seconds_of(partial(call, model), torch.device(device)) for device, model in models.items()
+        device: seconds_of(partial(call, model, *given), torch.device(device))
+        for device, model in models.items()
     }
     return ", ".join(f"{1e3 * seconds:.3g} ms on {device}" for device, seconds in sorted(times.items()))
 
 
-PARTS = {part.__name__: part for part in (machine, updates, curve, sizes, forecast, sampling)}
+PARTS = {part.__name__: part for part in (machine, updates, curve, sizes, forecast, train, sampling)}
 
 
 def main() -> None:
@@ -359,11 +400,12 @@ def main() -> None:
     )
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
-    parser.add_argument("--run", help="folder of a trained run")
+    parser.add_argument("--run", type=Path, help="folder of a trained run")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="for data and run of `train`")
     parser.add_argument("--table", type=Path, help="file to which the rows are added")
     options = parse(parser)
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    options.rows, options.steps = ((2, 4), 2) if options.tiny else ((16, 256), 30)
+    options.rows, options.steps, options.frames = ((2, 4), 2, 2) if options.tiny else ((16, 256), 30, 20)
     if options.device.type == "cuda":
         sum_in_one_order()  # as stages do
     for row in PARTS[options.part](options):

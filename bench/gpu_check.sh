@@ -3,18 +3,20 @@
 # A rehearsal, also on a CPU: bash bench/gpu_check.sh --tiny. Parts and options: python -m bench.gpu --help
 set -euo pipefail
 cd "$(dirname "$0")/.."
-table=$(mktemp)
-trap 'rm -f "$table"' EXIT
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+table=$folder/table.md
 printf '| what | measured | target |\n| --- | --- | --- |\n' > "$table"
 while read -r part seconds; do
-  timeout --kill-after=5 "$seconds" "${PYTHON:-.venv/bin/python}" -m bench.gpu "$part" --table "$table" "$@" </dev/null ||
+  timeout --kill-after=5 "$seconds" "${PYTHON:-.venv/bin/python}" -m bench.gpu "$part" --table "$table" --folder "$folder" "$@" </dev/null ||
     printf '| %s | not finished: status %d (124: after %d s) | |\n' "$part" $? "$seconds" >> "$table"
 done <<'PARTS'
-machine 30
-updates 160
-curve 120
-sizes 120
-forecast 60
+machine 20
+updates 90
+curve 40
+sizes 60
+forecast 40
+train 250
 sampling 40
 PARTS
 cat "$table"

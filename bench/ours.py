@@ -58,14 +58,14 @@ def fit_bases(
 ) -> tuple[TaskHead, float]:
     """Return the head of the best base and its validation error. Rollouts of the bases are not timed.
 
-    No fit is started after half of the budget, or after one with an error of at most `enough`.
+    No fit is started after a quarter of the budget, or after one with an error of at most `enough`.
     """
     context, settings = cache.context(config), config.operator
     shortlist = Shortlist(cache, context, seed)
     for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
-        if watch() > budget_seconds / 2 or shortlist.scores[name] <= enough:
+        if watch() > budget_seconds / 4 or shortlist.scores[name] <= enough:
             break
 
     head, decisions = shortlist.select()

@@ -5,11 +5,12 @@ Every stage's own loss, forward and backward, with the optimizer's step and the 
 device, whose tensors hold no numbers: what a GPU would have to be waited for (item(), bool(), tolist(),
 nonzero(), a boolean mask) raises there. What meta tensors let pass and a GPU does not, `Watch` refuses."""
 
+import copy
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ import train_operator
 import train_scoring
 from bench import gpu
 from ups.common.device import send
+from ups.common.graphs import MOST_RECORDED, NUM_FIRST_CALLS, Captured, CudaGraphs, refuse_recording
 from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
 from ups.config.model import ModelConfig
@@ -40,6 +42,7 @@ from ups.data.latents import Latents
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
+from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.generative.student import SolvedPool, as_map
 from ups.models.backbones.flat import FlatBackbone
 from ups.models.bases.base import ParameterBatch
@@ -49,7 +52,6 @@ from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.checkpoint import sum_in_one_order
-from ups.training.graphs import NUM_FIRST_CALLS, Captured, CudaGraphs
 from ups.training.strategies import SplitLoss
 from ups.training.update import Updates, read_nothing
 
@@ -173,45 +175,72 @@ def operator_stage(
     windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, 0)
     compute = partial(train_operator.loss_of, operator, name, config.operator.field_weight)
     return operator, lambda step: SplitLoss(
-        partial(train_operator.read, operator, windows, windows.schedule.batch(step)), compute
+        partial(windows.read, operator.heads[name], windows.schedule.batch(step)), compute
     )
 
 
-def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tuple[nn.Module, Callable]:
-    """(what the stage trains, on the device, its loss of a step); the tasks of CORRECTED in turn."""
-    names = [name for name in CORRECTED if name in config.served(stage)]
+def networks_over(
+    config: Config, caches: dict[str, Cache], names: list[str], stage: str = "diffusion"
+) -> tuple[Operator, Corrector, dict]:
+    """(operator, corrector, the residuals of both), nothing trained, but with weights that do something."""
     operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
     make = SteadyResiduals if stage == "steady" else TransientResiduals
     residuals = {name: make(operator, caches[name]) for name in names}
-    teacher = Corrector(
-        {
-            "model": MODEL,
-            "precision": "bf16",
-            "sampler_steps": 2,
-            "tasks": [source.description for source in residuals.values()],
-        }
-    )
+    tasks = [source.description for source in residuals.values()]
+    corrector = Corrector({"model": MODEL, "precision": "bf16", "sampler_steps": 2, "tasks": tasks})
+    with torch.no_grad():
+        for parameter in (*operator.parameters(), *corrector.parameters()):
+            parameter += 0.02 * torch.randn(parameter.shape)
+    return operator, corrector, residuals
+
+
+def corrected_stage(
+    config: Config,
+    caches: dict[str, Cache],
+    stage: str,
+    names: Sequence[str] = CORRECTED,
+    device: torch.device | str = META,
+    machine: "Rehearsal | None" = None,
+) -> tuple[nn.Module, Callable, list[str]]:
+    """(what the stage trains, on the device, its loss of a step, what is said of graphs); tasks in turn."""
+    names, said = [name for name in names if name in config.served(stage)], []
+    operator, teacher, residuals = networks_over(config, caches, names, stage)
     batches = Batches(residuals, SIZE, 0, fitting.STREAM, SimpleNamespace(rank=0, world=1))
     student, pool = as_map(teacher, mid_angle=1.0), SolvedPool(teacher, batches, 1.0, 4)
     # what a start looks up is known, as is what decides on the schedule: from here on nothing is asked
     for head in teacher.heads.values():
         assert head.largest >= 0
     for source in residuals.values():
-        source.device = META
+        source.device = torch.device(device)
         if stage == "steady":
-            source.posterior.to(META)
-        else:
-            source.examples = source.examples.to(META)
+            source.posterior.to(device)
     for model in (operator, teacher, student):
-        model.to(META)
-    losses = {
-        "consistency": lambda step: partial(train_consistency.loss_of, student, pool, 2, 1, step, step),
-        "scoring": lambda step: partial(train_scoring.loss_of, student, batches, 2, step),
-    }
-    trained = student if stage in losses else teacher
-    return trained, losses.get(
-        stage, lambda step: partial(fitting.loss_of, teacher, batches, config.diffusion.noises, step)
+        model.to(device)
+        if machine is not None:
+            model.call = Captured(machine, said.append).evaluate
+    noises = config.diffusion.noises
+    trained, compute, reading = {
+        "consistency": (
+            student,
+            partial(train_consistency.loss_of, student, residuals),
+            lambda step: partial(
+                train_consistency.read, student, pool, 2 if step else None, step, pool.number(step)
+            ),
+        ),
+        "scoring": (
+            student,
+            partial(train_scoring.loss_of, student, residuals),
+            lambda step: partial(train_scoring.read, batches, 2, step),
+        ),
+    }.get(
+        stage,
+        (
+            teacher,
+            partial(fitting.loss_of, teacher),
+            lambda step: partial(fitting.read, batches, teacher, noises, step),
+        ),
     )
+    return trained, lambda step: SplitLoss(reading(step), compute), said
 
 
 @contextmanager
@@ -328,7 +357,7 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
 def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(config, caches, monkeypatch):
     monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", ("meta",))
     operator, loss_at = operator_stage(config, caches, "advection1d", "propagator")
-    windows, order = loss_at(0).read.args[1], []
+    windows, order = loss_at(0).read.func.__self__, []
     backward, ahead = Tensor.backward, Windows.read_ahead
     monkeypatch.setattr(
         Tensor, "backward", lambda self, *rest: (order.append("backward"), backward(self, *rest))[1]
@@ -348,7 +377,7 @@ def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(con
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_of_a_stage_on_residuals_waits_for_no_device(config, caches, stage, monkeypatch):
     """And with a look at the device in it, does."""
-    model, loss_at = corrected_stage(config, caches, stage)
+    model, loss_at, _ = corrected_stage(config, caches, stage)
     update(config, model, loss_at, range(4))
     with planted(monkeypatch, lambda x: x.sum().item()), pytest.raises(RuntimeError, match="meta"):
         update(config, model, loss_at, range(2))
@@ -389,7 +418,8 @@ def test_what_is_sent_arrives_and_only_from_main_memory():
 
 
 class Rehearsal:
-    """In place of `CudaGraphs`: replays a function by calling it on the tensors that stay where they are.
+    """In place of `CudaGraphs`: replays a function by calling it on the tensors that stay where they are, as
+    does the result.
 
     recording: context of a call that records; None: it is not called, as a GPU's recording computes nothing.
     replaying: context of the calls after it.
@@ -398,24 +428,32 @@ class Rehearsal:
     def __init__(self, recording: Callable | None = None, replaying: Callable = nullcontext):
         self.recording, self.replaying, self.num_replays = recording, replaying, 0
 
-    def call(self, compute: Callable) -> object:
-        return compute()
+    turn, is_watched = nullcontext, staticmethod(lambda: False)
 
     def record(self, compute: Callable) -> Callable:
         if self.recording is not None:
             with self.recording():
                 compute()
 
+        kept = []
+
+        @torch.no_grad()
         def replay() -> object:
             self.num_replays += 1
-            with self.replaying():
-                return compute()
+            with self.replaying(), torch.enable_grad():
+                kept.append(compute())
+            for old, new in zip(
+                tree_leaves(kept[0]), tree_leaves(kept.pop() if kept[1:] else kept), strict=True
+            ):
+                if isinstance(old, Tensor) and old is not new:
+                    old.copy_(new)
+            return kept[0]
 
         return replay
 
 
 class Launches(TorchDispatchMode):
-    """Counts the kernels that a GPU launches: operators that do not return a view or memory."""
+    """Counts the kernels that a GPU launches: operators on the device that do not return a view or memory."""
 
     NONE = {aten._unsafe_view, aten.empty, aten.empty_like, aten.new_empty, aten.promote_types}
 
@@ -425,8 +463,10 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         is_kernel = not function.is_view and function.overloadpacket not in self.NONE
-        self.num += is_kernel and function.namespace == "aten"
-        return function(*args, **(kwargs or {}))
+        found = function(*args, **(kwargs or {}))
+        is_away = any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves((args, kwargs, found)))
+        self.num += is_kernel and is_away and function.namespace == "aten"
+        return found
 
 
 class OnDevice(TorchDispatchMode):
@@ -511,6 +551,90 @@ def test_an_update_looks_at_nothing_has_one_shape_and_is_two_graphs_and_a_few_la
     assert machine.num_replays <= 2 and found[0] <= most[0] and found[1] <= most[1] <= most[0] / 2, found
 
 
+# of a later stage: the same
+LAUNCHES_OF_STAGE = {
+    "diffusion": (563, 60),
+    "consistency": (713, 37),
+    "scoring": (707, 50),
+    "steady": (989, 345),  # the posterior of the coefficient solves one system a row, of its own size
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_of_a_later_stage_is_a_few_graphs_and_launches_with_the_weights_of_plain_calls(
+    config, caches, stage
+):
+    """The frozen operator, its error in the condition, the teacher's paths, and the pass."""
+    steps, names = range(12), ["darcy2d_grf"] if stage == "steady" else ["burgers1d"]
+    found, counts = [], []
+    for device in (META, torch.device("cpu")):
+        for machine in (None, Rehearsal(as_on_a_gpu if device == META else None)):
+            model, loss_at, said = corrected_stage(config, caches, stage, names, device, machine)
+            updates = gpu.updates_of(config, model, SIZE)
+            if machine is not None:
+                updates.optimizer.call = Captured(machine, said.append)
+            if device != META:
+                found.append([updates.update(loss_at(step), SIZE).loss for step in steps])
+                found[-1] += [*model.parameters()]
+                continue
+            for step in steps:
+                if machine is not None:
+                    machine.num_replays, machine.replaying = 0, _disable_current_modes
+                with Launches() as launches:
+                    step_on_meta(updates, loss_at(step), None)
+            counts.append(launches.num + (machine.num_replays if machine else 0))
+            assert not said
+    assert all(a == b if isinstance(a, float) else torch.equal(a, b) for a, b in zip(*found, strict=True))
+    most = LAUNCHES_OF_STAGE[stage]
+    assert all(one <= limit for one, limit in zip(counts, most, strict=True)) and 2 * most[1] <= most[0], (
+        counts
+    )
+
+
+# sampler (none: a forecast), task -> kernels of a frame, launched one by one, and launches with graphs
+LAUNCHES_OF_FRAME = {
+    ("forecast", "advection1d"): (85, 10),
+    ("forecast", "burgers1d"): (93, 10),
+    ("forecast", "diff_react2d"): (109, 9),
+    ("corrector", "burgers1d"): (537, 25),
+    ("student_1", "burgers1d"): (274, 25),
+    ("student_2", "burgers1d"): (368, 25),
+    ("waves", "burgers1d"): (190, 25),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), LAUNCHES_OF_FRAME)
+def test_a_frame_is_a_graph_or_two_with_the_numbers_of_plain_calls_bitwise(config, caches, kind, name):
+    """Forecasts, of validation as well, and members of every sampler."""
+
+    def frames(num_frames: int, device: torch.device, machine: Rehearsal | None) -> Tensor:
+        operator, corrector, _ = networks_over(config, caches, [name])
+        for network in (operator, corrector):
+            network.to(device)
+            if machine is not None:
+                network.call = Captured(machine, said.append).evaluate
+        z, parameters = caches[name].batch([0, 1], 0, 11).to(device), caches[name].parameters[:2]
+        if kind == "forecast":
+            return operator.rollout(z, name, parameters, num_frames)
+        sampler, starts = Sampler(corrector, SAMPLERS[kind][1]), Starts(z, parameters, [0, 1])
+        return sample_states(operator, sampler, name, starts, num_frames, 2)
+
+    said, machine, cpu = [], Rehearsal(), torch.device("cpu")
+    with torch.no_grad():
+        assert torch.equal(frames(8, cpu, None), frames(8, cpu, machine)) and machine.num_replays >= 4
+        counts = []
+        for is_replayed in (False, True):
+            of_frames = []
+            for num_frames in (8, 9):
+                machine = Rehearsal(as_on_a_gpu, _disable_current_modes) if is_replayed else None
+                with Launches() as launches:
+                    frames(num_frames, META, machine)
+                of_frames.append(launches.num + (machine.num_replays if machine else 0))
+            counts.append(of_frames[1] - of_frames[0])
+    most = LAUNCHES_OF_FRAME[kind, name]
+    assert not said and all(one <= limit for one, limit in zip(counts, most, strict=True)), (counts, said)
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -558,17 +682,27 @@ def test_what_cannot_be_recorded_runs_as_before_and_one_line_says_why():
     def double(x: Tensor, extra: Tensor | None, factor: int) -> Tensor:
         return factor * x
 
+    def of_a_user(x: Tensor) -> Tensor:
+        refuse_recording("it may compute something else in every call")
+        return x
+
     said = []
     captured, fine = Captured(Full(), said.append), Captured(Rehearsal(), said.append)
+    user = Captured(Rehearsal(nullcontext), said.append)
     for number in range(6):
+        assert user.evaluate(of_a_user, torch.ones(2)).sum() == 2
         for shape in ((2,), (3,)):
             x = torch.full(shape, float(number))
             for call in (captured, fine):
                 assert torch.equal(call(double, x, None, 2), 2 * x)
                 assert torch.equal(call(double, x, None, 3), 3 * x)
     line = "no CUDA graph of double, which runs as without one: RuntimeError: CUDA error"
-    assert said == [f"{line}: operation not permitted"] * 4
+    other = "no CUDA graph of of_a_user, which runs as without one: RuntimeError: it may compute something"
+    assert sorted(said) == [f"{line}: operation not permitted"] * 4 + [f"{other} else in every call"]
     assert fine.machine.num_replays == 4 * (6 - NUM_FIRST_CALLS) and len(fine.recorded) == 4
+    for number in range(MOST_RECORDED):
+        fine(double, torch.ones(4 + number), None, 2)
+    assert len(fine.recorded) == MOST_RECORDED and not copy.deepcopy(fine.evaluate).__self__.recorded
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -587,7 +721,8 @@ def test_a_graph_is_recorded_as_torch_documents_it(monkeypatch, fails):
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
     device = torch.device("cuda", 0)
     graphs = CudaGraphs(device)
-    assert graphs.call(lambda: 3) == 3 and graphs.stream.wait_stream.called
+    with graphs.turn():
+        assert graphs.stream.wait_stream.call_count == 1
     if fails:
         with pytest.raises(ValueError, match="mine"):
             graphs.record(MagicMock(side_effect=ValueError("mine")))
@@ -641,10 +776,11 @@ def test_the_check_of_a_gpu_runs_small_on_a_cpu_and_ends_with_one_table():
         check=True,
     )
     table = done.stdout[done.stdout.index("| what | measured | target |") :]
-    parts = "CPU, update of, losses of, pass of, forecast of, sampling".split(", ")
-    assert all(f"| {part}" in table for part in parts) and "not finished" not in table, (
-        done.stdout + done.stderr
+    parts = (
+        "CPU, update of, losses of, pass of, forecast of, make consistency, stage consistency, 2 frames of"
     )
+    assert all(f"| {part}" in table for part in parts.split(", ")), done.stdout + done.stderr
+    assert "not finished" not in table and "not replayed" in table
     assert (
         "bitwise equal" in table
         and sum(map(int, re.findall(r"^\w+ (\d+)$", (ROOT / "bench" / "gpu_check.sh").read_text(), re.M)))

@@ -8,7 +8,7 @@ from ups.commands.dry_run import print_training_plan
 from ups.commands.stages import parents_of
 from ups.config.command import parse_arguments
 from ups.config.schema import Config
-from ups.data.cache import Cache, open_cache
+from ups.data.cache import Cache, open_cache, place
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
 from ups.models.network import TaskNetwork
 from ups.models.warm import copy_weights
@@ -66,12 +66,15 @@ def cache_counts(config: Config, cache: Cache) -> Counts:
 
 
 def start_run(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
-    """Return the new or resumed run of `stage`; exit with status 0 if the stage is finished."""
+    """Return the new or resumed run of `stage`, with the latents on a GPU if they fit; exit with status 0 if
+    the stage is finished."""
     section = getattr(config, stage)
     run = Run.start(config, stage, section.train, section.optim, parents_of(config, stage, caches))
     if run.is_finished:
         run.print(f"{run.directory} is finished and up to date: nothing to do")
         raise SystemExit(0)
+    placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
+    run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
     return run
 
 

@@ -166,7 +166,8 @@ class Ensembles:
         if model in self.samplers:
             sampler = self.samplers[model]
             sampler = replace(sampler, num_steps=num_steps) if num_steps else sampler
-            return sampler.residual(self.residuals, tokens, facts, noise, second, shuffle)
+            given = self.residuals, tokens, facts, noise, second, shuffle
+            return sampler.network.call(Sampler.residual, sampler, *given)
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         return self.head.unwhiten(noise, self.head.gaussian_condition(tokens, facts).rows(every))
 

@@ -47,6 +47,16 @@ class StateConditions:
         self.device = self.head.scale.device
         self.dim = self.head.bundle * self.head.codec.dim
 
+    # equal ones compute the same, from one CUDA graph
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateConditions) and (self.operator, self.name) == (
+            other.operator,
+            other.name,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.operator, self.name))
+
     @property
     def description(self) -> dict[str, Any]:
         """The facts of a `CorrectorFacts`."""
@@ -73,8 +83,15 @@ class StateConditions:
         Without an earlier frame, pass the history alone or its first frame twice. parameters: their forcing
         starts one frame before the last of z. error (batch,): of z, over the size of a residual; 0: exact.
         last_pred (batch, frames, *tokens, dim): the prediction whose first frame is the last of z; None:
-        computed here.
+        computed here. On a GPU it is replayed.
         """
+        error = error if isinstance(error, Tensor) else torch.full((), error, device=z.device)
+        parameters = parameters.later(0, 2 + self.head.bundle)
+        return self.operator.call(StateConditions._predict, self, z, parameters, error, last_pred)
+
+    def _predict(
+        self, z: Tensor, parameters: ParameterBatch, error: Tensor, last_pred: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
         earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
         last_pred = (
@@ -88,7 +105,7 @@ class StateConditions:
         series = (z, change, z_pred - z[:, -1:], last_residual)
         tokens = torch.cat([*(frames.movedim(1, -2).flatten(-2) for frames in series), features], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
-        size = torch.as_tensor(error, device=z.device).float().expand(len(z))[:, None]
+        size = error.float().expand(len(z))[:, None]
         facts = torch.cat([parameters.standard, dt, encode_error(size)], 1)
         return z_pred.movedim(1, -2).flatten(-2), tokens, facts
 
@@ -176,7 +193,8 @@ class FieldConditions:
     ) -> tuple[Tensor, Tensor]:
         codec, ndim = self.head.input_codec, self.head.task.ndim
         batch = self.head.parameter_batch(parameters)
-        u = self.operator.step(codec.projected(v)[:, None], self.name, batch)[0][:, 0]
+        v_start = codec.projected(v)[:, None]
+        u = self.operator.call(Operator.step, self.operator, v_start, self.name, batch)[0][:, 0]
         log_u = self.logarithm(self.head.codec.denormalise(u))
         fields = (values, v, (std + STD_FLOOR).log(), mask)
         return log_u, torch.cat([*[patchify(field, ndim, codec.patch) for field in fields], log_u], -1)

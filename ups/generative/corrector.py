@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import register_dataclass
 
 from ups.common.device import autocast
 from ups.common.files import DamagedError
@@ -94,6 +95,9 @@ class Condition:
     def initial_state(self, noise: Tensor) -> Tensor:
         """Start of the sampling path (batch, *tokens, dim), from white noise of that shape."""
         return noise if self.start_mean is None else self.start_mean + self.start_scale * noise
+
+
+register_dataclass(Condition)
 
 
 @dataclass(frozen=True)
@@ -406,4 +410,4 @@ def load_corrector(
             f"{directory} was trained on the residuals of another operator than the one that was loaded; "
             f"expected stages of one run. Load the run again, or run {make_target(Path(directory).name)}."
         )
-    return found.to(device).eval()
+    return found.served_on(device)

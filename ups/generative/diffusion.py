@@ -107,7 +107,7 @@ def path(
     x (batch, ...): the state at `start`. Midpoint rule, 2 num_steps evaluations; the state has the precision
     of x.
     """
-    start = torch.as_tensor(start, dtype=x.dtype, device=x.device).expand(x.shape[0])
+    start = start.to(x.dtype) if isinstance(start, Tensor) else x.new_full((len(x),), start)
     step = start / num_steps
     yield x
     for i in range(num_steps):

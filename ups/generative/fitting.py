@@ -187,22 +187,32 @@ def check_statistics(name: str, facts: dict[str, float], least: float, largest: 
         )
 
 
+def read(batches: Batches, corrector: Corrector, noises: int, step: int, part: slice) -> tuple:
+    """What `loss_of` computes the loss of the rows `part` of this rank's shard of a batch from: each with
+    `noises` noises and angles."""
+    name, batch, within = batches.read(step, part)
+    rng = generator(batches.seed, batches.stream, "angle", step)
+    angle = sample_angles(batches.size * noises, rng, corrector.heads[name].largest)
+    angle = angle.view(batches.size, noises)[within].flatten()
+    noise = batches.noise(batch.r, within, step, noises)
+    bins = tuple(key for key, (low, high) in ANGLE_BINS.items() if ((low <= angle) & (angle < high)).any())
+    return name, bins, noise, send(angle, noise.device), batch
+
+
 def loss_of(
-    corrector: Corrector, batches: Batches, noises: int, step: int, part: slice
+    corrector: Corrector, name: str, bins: Sequence[str], noise: Tensor, angle: Tensor, batch: ResidualBatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of the rows `part` of this rank's shard of a batch. Metrics: the loss by bins of
-    angles, and the standard deviation of r~."""
-    condition, r, noise, angle = batches.noised(corrector, step, part, noises)
-    name, loss = (
-        condition.name,
-        diffusion_loss(corrector.velocity(condition), r, noise, send(angle, r.device)),
-    )
+    """Loss and metrics of residuals. Metrics: the loss in `bins` of angles, and the standard deviation of
+    r~."""
+    r, condition = corrector.heads[name].whitened(*batch)
+    repeated = torch.arange(len(r), device=r.device).repeat_interleave(len(noise) // len(r))
+    r, condition = r[repeated], condition.rows(repeated)
+    loss = diffusion_loss(corrector.velocity(condition), r, condition.initial_state(noise), angle)
     metrics = {name: loss.mean(), f"{name}/std": r.std()}
-    for key, (low, high) in ANGLE_BINS.items():
-        # on the CPU, as the angles are
-        rows = torch.nonzero((low <= angle) & (angle < high))[:, 0]
-        if len(rows):
-            metrics[f"{name}/angle_{key}"] = loss[send(rows, loss.device)].mean()
+    for key in bins:
+        low, high = ANGLE_BINS[key]
+        rows = (low <= angle) & (angle < high)
+        metrics[f"{name}/angle_{key}"] = torch.where(rows, loss, 0.0).sum() / rows.sum()
     return metrics[name], metrics
 
 

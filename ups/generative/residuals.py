@@ -28,8 +28,7 @@ from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
 from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
-from ups.generative.corrector import Condition, Corrector, ResidualBatch
-from ups.generative.diffusion import sample_angles
+from ups.generative.corrector import ResidualBatch
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
@@ -73,7 +72,8 @@ class TransientResiduals(StateConditions):
 
     @cached_property
     def examples(self) -> Tensor:
-        """Residuals of at most EXAMPLE_ROWS reserved trajectories: (starts, rows, *tokens, bundle * dim)."""
+        """Residuals of at most EXAMPLE_ROWS reserved trajectories, on the host: (starts, rows, *tokens,
+        bundle * dim)."""
         num_rows, num_starts = self.windows("reserved")
         rows = torch.arange(num_rows)[:: max(1, num_rows // EXAMPLE_ROWS)][:EXAMPLE_ROWS]
         return torch.stack(
@@ -81,7 +81,7 @@ class TransientResiduals(StateConditions):
                 self.batch("reserved", rows, torch.full((len(rows),), start), None).r
                 for start in range(num_starts)
             ]
-        )
+        ).cpu()
 
     def start_weights(self) -> Tensor:
         """Sampling weights of the window starts: half uniform, half proportional to the RMS residual there.
@@ -89,7 +89,7 @@ class TransientResiduals(StateConditions):
         The conditional distribution to be learnt does not depend on which conditions are sampled. Where the
         residual is small there is little to learn: with hidden parameters everywhere but in the first frames.
         """
-        rms = self.examples.square().flatten(1).mean(1).sqrt().double().cpu()
+        rms = self.examples.square().flatten(1).mean(1).sqrt().double()
         if not bool(rms.isfinite().all()):
             frame = int((~rms.isfinite()).nonzero()[0]) + self.train_from
             raise ValueError(
@@ -108,12 +108,12 @@ class TransientResiduals(StateConditions):
         before the history, because a forecast may start from the history alone.
         """
         history, bundle = self.head.history, self.head.bundle
-        z, ndim, sizes = z.clone(), z.ndim - 3, torch.zeros(len(z))
+        ndim, sizes, has_past = z.ndim - 3, torch.zeros(len(z)), torch.ones(len(z), dtype=torch.bool)
+        errors = torch.zeros(z.shape)  # on the host, and sent at once
         for row, rng in enumerate(rngs):
             u_kind, u_size, u_noise, u_row = torch.rand(4, generator=rng).tolist()
             shifts = [int(torch.randint(n, (), generator=rng)) for n in self.examples.shape[2 : 2 + ndim]]
-            if u_kind >= 1 - WITHOUT_PAST:
-                z[row, 0] = z[row, 1]
+            has_past[row] = u_kind < 1 - WITHOUT_PAST
             if u_kind >= self.perturbed:
                 continue
             size = SMALLEST * (LARGEST / SMALLEST) ** u_size
@@ -126,11 +126,13 @@ class TransientResiduals(StateConditions):
                 error = error.unflatten(-1, (bundle, -1))[..., frame_of_call, :]
                 error = error.roll(shifts, tuple(range(ndim)))
                 if u_noise >= 0.5:
-                    noise = send(torch.randn(error.shape, generator=rng), error.device)
+                    noise = torch.randn(error.shape, generator=rng)
                     error = noise * error.square().flatten(0, -2).mean(0).sqrt()
-                z[row, frame] += size * error
+                errors[row, frame] = size * error
                 sizes[row] = size
-        return z, send(sizes, z.device)
+        errors, sizes, has_past = (send(values, z.device) for values in (errors, sizes, has_past))
+        past = torch.where(has_past.view(-1, *[1] * (z.ndim - 2)), z[:, 0], z[:, 1])
+        return torch.cat([past[:, None], z[:, 1:]], 1) + errors, sizes
 
     @torch.no_grad()
     def batch(
@@ -337,8 +339,8 @@ class Batches:
         """This rank's rows of a step's batch."""
         return self.schedule.batch(step).shard(self.ranks.rank, self.ranks.world)
 
-    def whitened(self, network: Corrector, step: int, rows: slice) -> tuple[Tensor, Condition, slice]:
-        """(r~, its condition, place in the global batch) of `rows` of this rank's shard."""
+    def read(self, step: int, rows: slice) -> tuple[str, ResidualBatch, slice]:
+        """(task, residuals, place in the global batch) of `rows` of this rank's shard."""
         shard = self.shard(step)
         batch = self.residuals[shard.task].batch(
             "reserved",
@@ -348,7 +350,7 @@ class Batches:
             is_perturbed=True,
             has_start=True,
         )
-        return *network.heads[shard.task].whitened(*batch), shard.within(rows)
+        return shard.task, batch, shard.within(rows)
 
     def noise(self, like: Tensor, within: slice, step: int, noises: int = 1) -> Tensor:
         """`noises` standard normal tensors for each row of `like` (rows, ...), the rows `within` the global
@@ -357,18 +359,3 @@ class Batches:
             self.size, noises, *like.shape[1:], generator=generator(self.seed, self.stream, "noise", step)
         )
         return send(noise[within].flatten(0, 1), like.device)
-
-    def noised(
-        self, network: Corrector, step: int, rows: slice, noises: int
-    ) -> tuple[Condition, Tensor, Tensor, Tensor]:
-        """(condition, r~, noise, angle on the CPU) of `rows` of this rank's shard, each with `noises` noises
-        and angles."""
-        r, condition, within = self.whitened(network, step, rows)
-        repeated = torch.arange(len(r), device=r.device).repeat_interleave(noises)
-        angle = sample_angles(
-            self.size * noises,
-            generator(self.seed, self.stream, "angle", step),
-            network.heads[condition.name].largest,
-        ).view(self.size, noises)
-        condition, noise = condition.rows(repeated), self.noise(r, within, step, noises)
-        return condition, r[repeated], condition.initial_state(noise), angle[within].flatten()

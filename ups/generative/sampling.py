@@ -243,7 +243,7 @@ def sample_states(
     if sampler is None:
         return sample_starts(operator, name, starts, num_frames, num_members, seed)
     states, error = StateConditions(operator, name), sampler.network.heads[name].sample_error
-    residual = partial(sampler.residual, states)
+    residual = partial(sampler.network.call, Sampler.residual, sampler, states)
     return sample_members(states, residual, starts, num_frames, num_members, seed, error)
 
 

@@ -169,13 +169,16 @@ class SolvedPool:
 
     def solve(self, number: int, rows: slice) -> Solved:
         """The teacher's paths for `rows` of this rank's shard of batch `number`."""
-        r, condition, within = self.batches.whitened(self.teacher, number, rows)
+        name, batch, within = self.batches.read(number, rows)
+        r, condition = self.teacher.heads[name].whitened(*batch)
         start = condition.initial_state(self.batches.noise(r, within, number))
+        ends = self.teacher.call(SolvedPool._ends, self, condition, start)
+        return Solved(condition, r, within, start, *ends)
+
+    def _ends(self, condition: Condition, start: Tensor) -> tuple[Tensor, Tensor]:
         num_steps = self.teacher.sampler_steps
         turn = mid_step(self.mid_angle, num_steps)
-        return Solved(
-            condition, r, within, start, *solve_path(self.teacher.velocity(condition), start, num_steps, turn)
-        )
+        return solve_path(self.teacher.velocity(condition), start, num_steps, turn)
 
 
 # ---- scores

@@ -1,7 +1,9 @@
 """The network of a stage: a backbone with a head per task."""
 
+import operator
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -26,6 +28,8 @@ class TaskNetwork(nn.Module):
         super().__init__()
         model, tasks = ModelConfig(**description["model"]), description["tasks"]
         self._description, self.precision, self.width = description, description["precision"], model.width
+        # call(function, *arguments), without gradients; of `Captured` on a GPU
+        self.call: Callable[..., Any] = operator.call
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
         self.backbone = backbones.build(
@@ -40,3 +44,12 @@ class TaskNetwork(nn.Module):
     def description(self) -> dict[str, Any]:
         """What config.json stores; a network of the same class is built from it."""
         return self._description
+
+    def served_on(self, device: torch.device | str) -> Self:
+        """The network on `device`, in evaluation mode; a GPU replays what it computes."""
+        self.to(device).eval()
+        if (device := self.task_embedding.device).type == "cuda":
+            from ups.common.graphs import Captured, CudaGraphs
+
+            self.call = Captured(CudaGraphs.of(device), warnings.warn).evaluate
+        return self

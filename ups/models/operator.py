@@ -220,8 +220,11 @@ class Operator(TaskNetwork):
             refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
         batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
 
+        weight = head.facts.component_weights.get(component, component)
+
         def step(window: Tensor, num_done: int) -> Tensor:
-            return self.step(window, task, batch.later(num_done), component)[0]
+            some = batch.later(num_done, 1 + head.bundle)
+            return self.call(Operator.step, self, window, task, some, weight)[0]
 
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
@@ -259,4 +262,4 @@ def load_operator(
     operator = load_stage(
         directory, Operator, "operator stage", f"Run {make_target('operator')}.", "operator"
     )
-    return operator.use_solvers(solvers or {}).to(device).eval()
+    return operator.use_solvers(solvers or {}).served_on(device)

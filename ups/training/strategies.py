@@ -33,11 +33,11 @@ LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]  # rows -> (t
 class SplitLoss:
     """A `LossFunction` in two parts, of which a GPU replays the second with its backward pass.
 
-    read: rows -> arguments of compute, tensors on the device or None. compute: arguments -> (mean loss,
-    metrics); it launches kernels alone, and is one object for all batches (ups/training/graphs.py).
+    read: rows -> arguments of compute, as of `Captured` (ups/common/graphs.py). compute: arguments -> (mean
+    loss, metrics); it launches kernels alone, and is one object for all batches.
     """
 
-    read: Callable[[slice], Sequence[Tensor | None]]
+    read: Callable[[slice], Sequence[Any]]
     compute: Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
     def __call__(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ups.common.files import is_out_of_memory
+from ups.common.graphs import Captured, CudaGraphs
 from ups.common.place import make_target
 from ups.config.schema import OptimConfig, TrainConfig
 from ups.training.folder import MEMORY
-from ups.training.graphs import Captured, CudaGraphs
 from ups.training.optim import (
     EMA,
     aligned,
@@ -123,7 +123,8 @@ class Updates:
         self._flat, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
         self._counts, self._buffer = self._flat[: SQUARES + 1], self._flat
         if ranks.device.type == "cuda" and strategy.is_agreed:  # else passes have collectives
-            self.optimizer.call = Captured(CudaGraphs(ranks.device), ranks.print)
+            self.optimizer.call = Captured(CudaGraphs.of(ranks.device), ranks.print)
+            model.call = self.optimizer.call.evaluate  # of `TaskNetwork`
 
     def update(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils._pytree import register_dataclass
 
 from ups.common.progress import beat, note
 from ups_discovery.seeds import generator
@@ -37,9 +38,12 @@ class ParameterBatch:
     raw: Tensor | None = None
     forcing: Tensor | None = None
 
-    def later(self, num_frames: int) -> Self:
-        """The batch `num_frames` later, with its forcing shifted."""
-        return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
+    def later(self, num_frames: int, length: int | None = None) -> Self:
+        """The batch `num_frames` later, with its forcing shifted: `length` frames of it, or all that are
+        left."""
+        if self.forcing is None:
+            return self
+        return replace(self, forcing=self.forcing[:, num_frames:][:, :length])
 
     def rows(self, some: slice) -> Self:
         """The batch of some rows."""
@@ -47,6 +51,7 @@ class ParameterBatch:
         return ParameterBatch(*(None if values is None else values[some] for values in every))
 
 
+register_dataclass(ParameterBatch)
 MIN_FILM = 64  # frames of a long film that are read at least
 # of fits by steps (`Learnt`)
 MIN_GAIN, PATIENCE = 0.05, 3  # of the error, in a step: with less in three steps the fit ends

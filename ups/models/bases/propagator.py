@@ -6,7 +6,6 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -16,6 +15,8 @@ from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups_discovery.spectral import FieldTransform
 
 MOST_DEGREE = 5
+# products of terms and targets in every mode (modes, columns, columns), summed over windows, and their number
+Sums = tuple[Tensor, int]
 # of the terms of the rows that are computed at once on a CPU; half and twice of it are slower
 WEIGHT_BYTES = 7 * 2**18
 
@@ -41,30 +42,6 @@ def dictionary(u: Tensor, degree: int) -> list[Tensor]:
 def num_forced(num_forcing: int) -> int:
     """The number of forcing terms per mode: each channel now and in the next frame, and a constant."""
     return 2 * num_forcing + 1 if num_forcing else 0
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Normal equations of a regression in every mode: products (modes, columns, columns), summed over
-    windows, of `num_terms` terms and then the targets."""
-
-    products: Tensor
-    num_terms: int
-    num_windows: int
-
-    def of(self, terms: list[int]) -> Self:
-        """Those of some of the terms."""
-        kept = torch.tensor([*terms, *range(self.num_terms, self.products.shape[-1])])
-        return Sums(self.products[:, kept][:, :, kept], len(terms), self.num_windows)
-
-    def solution(self, ridge: float) -> tuple[Tensor, float]:
-        """W (modes, terms, targets) of (Phi^H Phi + ridge n I) W = Phi^H targets, and its RMS error."""
-        a, b = self.products[:, : self.num_terms].tensor_split([self.num_terms], -1)
-        eye = torch.eye(self.products.shape[-1]).to(a)
-        weight = torch.linalg.solve(a + ridge * self.num_windows * eye[: a.shape[1], : a.shape[1]], b)
-        residual = torch.cat([-weight, eye[: b.shape[-1], : b.shape[-1]].expand(len(b), -1, -1)], 1)
-        square = float((residual.conj() * (self.products @ residual)).sum().real)
-        return weight, math.sqrt(max(0.0, square) / self.num_windows)
 
 
 class Modal(Base):
@@ -154,7 +131,7 @@ class Modal(Base):
         return num * (16 if transform.is_complex else 8) <= cls.MOST_BYTES
 
     def normal_equations(self, samples: Samples, value: int) -> Sums:
-        """The normal equations of a parameter value, mode by mode, in float64.
+        """Those of a parameter value, mode by mode, in float64.
 
         Raises ValueError for a value without a window.
         """
@@ -177,13 +154,13 @@ class Modal(Base):
                 f"no training window for parameter value number {value}; expected at least one. "
                 "Check the split."
             )
-        return Sums(total, terms, num_windows)
+        return total, num_windows
 
     def fits(self, sums: Sequence[Sums]) -> Iterator[tuple[float, Self]]:
         """(ridge, fitted copy), from the largest ridge; a smaller one only if some error of a frame falls."""
         before = [math.inf] * len(sums)
         for ridge in self.RIDGES:
-            weights, errors = zip(*[one.solution(ridge) for one in sums], strict=True)
+            weights, errors = zip(*[self.solution(*one, ridge) for one in sums], strict=True)
             if all(now > (1 - self.LEAST_GAIN) * old for now, old in zip(errors, before, strict=True)):
                 continue
             before, fitted = errors, copy.deepcopy(self)
@@ -192,6 +169,15 @@ class Modal(Base):
                 if self.transform.is_complex:
                     fitted.weight_imag[value] = weight.imag.float()
             yield ridge, fitted
+
+    def solution(self, products: Tensor, num_windows: int, ridge: float) -> tuple[Tensor, float]:
+        """W of (Phi^H Phi + ridge n I) W = Phi^H (u_next - start) in every mode, and its RMS error."""
+        terms, eye = self.weight_real.shape[2], torch.eye(products.shape[-1]).to(products)
+        damped = products[:, :terms, :terms] + ridge * num_windows * eye[:terms, :terms]
+        weight = torch.linalg.solve(damped, products[:, :terms, terms:])
+        residual = torch.cat([-weight, eye[terms:, terms:].expand(len(weight), -1, -1)], 1)
+        square = float((residual.conj() * (products @ residual)).sum().real)
+        return weight, math.sqrt(max(0.0, square) / num_windows)
 
 
 def _sum_of_products(phi: Tensor, weight: Tensor) -> Tensor:
@@ -280,9 +266,11 @@ class Propagator(Modal):
         ):
             terms, end = range(len(monomials(num_channels, deg))), largest.weight_real.shape[2]
             first = end - largest.num_forced if deg == 1 else history * per_frame
-            kept = [*(lag * per_frame + term for lag in range(lags) for term in terms), *range(first, end)]
+            kept = [lag * per_frame + term for lag in range(lags) for term in terms]
+            kept = torch.tensor([*kept, *range(first, end + num_channels)])
+            some = [(products[:, kept][:, :, kept], num) for products, num in sums]
             smaller = {**settings, "degree": deg, "history": lags}
-            for ridge, fitted in cls(**smaller).to(samples.device).fits([one.of(kept) for one in sums]):
+            for ridge, fitted in cls(**smaller).to(samples.device).fits(some):
                 yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
         return None if sizes[0] == wanted[0] else f"beyond degree {degree} and history {history} {room}"
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ups.common.device import refuse_gradient
+from ups.common.graphs import refuse_recording
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
@@ -126,6 +127,7 @@ class Solver(Base):
         return out
 
     def _call(self, u: Tensor, raw: Tensor | None, forcing: dict[str, Tensor], **more: Any) -> Tensor:
+        refuse_recording(f"the solver {self.solver!r:.80} may compute something else in every call")
         values = u if self.is_torch else u.detach().cpu().numpy().astype(np.float64)
         columns = {} if raw is None else dict(zip(self.names, raw.unbind(1), strict=False))
         named = {"parameters": columns, "forcing": {name: f.to(u) for name, f in forcing.items()}}
