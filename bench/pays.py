@@ -45,7 +45,7 @@ from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.evaluation.break_even import regridded, timed, train_seconds
+from ups.evaluation.break_even import MIN_CELLS, regridded, timed, train_seconds
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.tasks import TASKS, Task
@@ -178,7 +178,8 @@ def family(name: str) -> Found:
 
     task_dt, tried = settings.t_end / max(settings.num_frames - 1, 1), []
     scored_fraction = 1.0 if solver.integrate else truth.shape[1] / (settings.num_frames - 1)
-    for cells in dict.fromkeys(int(fraction * full[0]) // 2 * 2 for fraction in FRACTIONS):
+    grids = dict.fromkeys(max(MIN_CELLS, int(fraction * full[0]) // 2 * 2) for fraction in FRACTIONS)
+    for cells in grids:
         start = regridded(u[:, -1].double(), [cells] * task.ndim, task, task.inputs or task.fields)
         with contextlib.suppress(ValueError):  # too coarse for the solver
             one = cost_of(partial(solve, start), task, truth, scored_fraction)
