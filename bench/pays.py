@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m bench.pays    # all rows; a few minutes if idle and weights are there
     python -m bench.pays --row cfd2d pypde --python other/bin/python
-    python -m bench.table                     # the tables of docs/forecasts.md and README.md
+    python -m bench.table                     # the table of docs/forecasts.md
 
     N* = (seconds of data, cache and training) / (seconds of the solver - seconds of the forecast)
 

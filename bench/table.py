@@ -14,7 +14,6 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,8 +258,8 @@ def speed_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def pays_table(found: dict[str, dict[str, Any]], is_short: bool = False) -> str:
-    """docs/forecasts.md, short in README.md: seconds of solver and forecast at equal error, and N* with its
+def pays_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/forecasts.md: seconds of solver and forecast at equal error, and N* with its
     interval (bench/pays.py); families first."""
 
     def words(value: float | None) -> str:
@@ -278,8 +277,6 @@ def pays_table(found: dict[str, dict[str, Any]], is_short: bool = False) -> str:
     def line(name: str) -> tuple[str, ...]:
         row = found[name]["entries"][0]["row"]
         batch, alone = cells(row, "batch"), cells(row, "alone")
-        if is_short:
-            return AUTHORS.get(name, name), batch[1], alone[1], batch[2]
         solver, total = row["UPS batch"]["solver"], f"{sum(row['budget'].values()):.0f}"
         errors = (number(row[f"{model} batch"]["forecast"]["error"]) for model in ("UPS", "base"))
         compared = f"{solver['grid']} ({number(solver['error']) if solver['error'] else 0})"
@@ -287,8 +284,6 @@ def pays_table(found: dict[str, dict[str, Any]], is_short: bool = False) -> str:
 
     header = "row; nRMSE of UPS; of its base alone; data and training, s; grid of the solver (nRMSE); "
     header += "batch: solver, UPS, s; N*; pays; one start: solver, UPS, s; N*; pays"
-    if is_short:
-        header = "row; N* of a batch; N* of one start at a time; what pays for a batch"
     return table(
         tuple(header.split("; ")), map(line, sorted(found, key=lambda name: (name in AUTHORS, name)))
     )
@@ -588,7 +583,6 @@ def percent(value: float) -> str:
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
     "samplers": ("README.md", "excitable", sampler_table),
-    "pays_short": ("README.md", "pays", partial(pays_table, is_short=True)),
     "pays": ("docs/forecasts.md", "pays", pays_table),
     "tasks": ("docs/tasks.md", "", task_table),
     "equal_time": ("docs/results.md", "", equal_time_table),
