@@ -23,8 +23,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,19 +88,36 @@ def identity(equation: str) -> str:
 def made(equation: str, author: str, python: Path | None) -> Path:
     """Return the file with an author's solutions; solve unless it is there."""
     path, facts = OUT / "authors" / identity(equation)[:8] / f"{equation}_{author}.npz", EQUATIONS[equation]
-    if path.is_file():
-        return path
+    if not path.is_file():
+        found = solve(author, python, path, equation, [(facts.resolution, 0)], [facts.starts()])
+        write(path, {"u": checked(found["u0"], facts, author)})
+    return path
+
+
+def solve(
+    author: str,
+    python: Path | None,
+    path: Path,
+    equation: str,
+    tried: Sequence[tuple[int, int]],
+    starts: Sequence[np.ndarray],
+    **more: Any,
+) -> dict[str, np.ndarray]:
+    """Return what bench/authors_solvers.py makes of starts (n, *space), one array per grid. path: beside it
+    are files for as long as it runs. Raises CalledProcessError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    given, result = (path.with_suffix(end) for end in (".given.npz", ".result.npy"))
-    np.savez(
-        given, u=facts.starts(), equation=equation, dt=facts.dt, num_frames=NUM_FRAMES, **facts.coefficients
-    )
+    given, result = (path.with_suffix(end) for end in (".given.npz", ".result.npz"))
+    facts, grids = EQUATIONS[equation], {f"u{u.shape[-1]}": u for u in starts}
+    more |= {"equation": equation, "dt": facts.dt, "num_frames": NUM_FRAMES, **facts.coefficients}
+    np.savez(given, tried=tried, **grids, **more)
     script = ROOT / "bench" / "authors_solvers.py"
     subprocess.run([environment(python, "phi", PACKAGES), script, author, given, result], check=True)
-    write(path, {"u": checked(np.load(result), facts, author)})
+    with np.load(result) as file:
+        found = {name: file[name] for name in file.files}
     for done in (given, result):
         done.unlink()
-    return path
+    return found
 
 
 def checked(u: np.ndarray, facts: Equation, author: str) -> np.ndarray:

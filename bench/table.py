@@ -36,6 +36,7 @@ EXCITABLE = {  # models of bench/excitable.py in words
     "student_1": "student, 1 evaluation",
     "student_2": "student, 2 evaluations",
 }
+AUTHORS = {"pypde": "Burgers, py-pde", "phiflow": "Burgers, PhiFlow", "exponax": "Burgers, exponax"}
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
@@ -254,6 +255,37 @@ def speed_table(found: dict[str, dict[str, Any]]) -> str:
     return table(
         ("task", *header, *(f"{name}, alone" for name in header)),
         (line(record) for record in found.values()),
+    )
+
+
+def pays_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/forecasts.md: seconds of solver and forecast at equal error, and N* with its
+    interval (bench/pays.py); families first."""
+
+    def words(value: float | None) -> str:
+        return "never" if value is None else f"{float(f'{value:.2g}'):,.0f}"
+
+    def cells(row: dict[str, Any], kind: str) -> tuple[str, str, str]:
+        ours, base, pays = row[f"UPS {kind}"], row[f"base {kind}"], "UPS"
+        low, high = words(ours["low"]), words(ours["high"])
+        if ours["n_star"] is None:
+            has_base = base["n_star"] is not None and base["forecast"]["error"] != ours["forecast"]["error"]
+            pays = f"the base from {words(base['n_star'])} on" if has_base else "the solver"
+        times = ", ".join(number(ours[name]["seconds"]) for name in ("solver", "forecast"))
+        return times, words(ours["n_star"]) + f" [{low}, {high}]" * (low != high), pays
+
+    def line(name: str) -> tuple[str, ...]:
+        row = found[name]["entries"][0]["row"]
+        batch, alone = cells(row, "batch"), cells(row, "alone")
+        solver, total = row["UPS batch"]["solver"], f"{sum(row['budget'].values()):.0f}"
+        errors = (number(row[f"{model} batch"]["forecast"]["error"]) for model in ("UPS", "base"))
+        compared = f"{solver['grid']} ({number(solver['error']) if solver['error'] else 0})"
+        return AUTHORS.get(name, name), *errors, total, compared, *batch, *alone
+
+    header = "row; nRMSE of UPS; of its base alone; data and training, s; grid of the solver (nRMSE); "
+    header += "batch: solver, UPS, s; N*; pays; one start: solver, UPS, s; N*; pays"
+    return table(
+        tuple(header.split("; ")), map(line, sorted(found, key=lambda name: (name in AUTHORS, name)))
     )
 
 
@@ -551,6 +583,7 @@ def percent(value: float) -> str:
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
     "samplers": ("README.md", "excitable", sampler_table),
+    "pays": ("docs/forecasts.md", "pays", pays_table),
     "tasks": ("docs/tasks.md", "", task_table),
     "equal_time": ("docs/results.md", "", equal_time_table),
     "correction": ("docs/results.md", "", correction_table),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 
 import numpy as np
 import pytest
 import torch
 
-from bench import apebench, authors, shift_grid, user_data
+from bench import apebench, authors, pays, shift_grid, user_data
 from bench.baselines import Trained
 from bench.score import Split
 from ups.config.load import load_config
@@ -53,6 +54,17 @@ def test_solutions_of_an_author_with_other_starts_or_without_numbers_are_refused
             authors.checked(fake, facts, "fake")
 
 
+def test_a_forecast_pays_when_what_it_saves_on_a_solver_of_equal_error_repays_data_and_training():
+    ours = {"errors": [0.1, 0.3], "batch": [1.0], "alone": [4.0]}
+    grids = (("8", 0.5, 0.5), ("16", 0.2, 3.0), ("32", 0.0, 5.0))  # the first is too coarse
+    tried = [{"grid": grid, "errors": [e, e], "batch": [s], "alone": [3.0]} for grid, e, s in grids]
+    found = pays.concluded({"data": 4.0, "training": 6.0}, {"UPS": ours}, tried)
+    batch, alone = found["UPS batch"], found["UPS alone"]
+    assert batch["solver"] == {"seconds": 3, "error": 0.2, "grid": "16"} and batch["n_star"] == 10 / (3 - 1)
+    assert (batch["low"], batch["high"]) == (10 / (5 - 1), 5)  # 0.1, of one start, takes the fine grid
+    assert alone["n_star"] == alone["low"] == float("inf")
+
+
 def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tmp_path, monkeypatch):
     calls, (name, *_) = [], authors.PACKAGES
 
@@ -92,15 +104,10 @@ def test_scale_is_a_factor_of_all_rates(name):
 
 def test_cells_of_the_grid_are_in_their_place_and_no_map_is_drawn_of_none(tmp_path):
     """A model whose error is known in every cell: it predicts zeros times the scale it is given."""
+    u, truth, rows = torch.ones(2, 1, 1, 4), torch.ones(2, 3, 1, 4), torch.arange(2)
     splits = {
-        (row, column): Split(
-            torch.ones(2, 1, 1, 4),
-            torch.ones(2, 3, 1, 4) * (1 + column),
-            torch.full((2, 1), float(row)),
-            torch.arange(2),
-        )
-        for row in range(5)
-        for column in range(5)
+        (row, column): Split(u, truth * (1 + column), torch.full((2, 1), float(row)), rows)
+        for row, column in itertools.product(range(5), repeat=2)
     }
 
     def predict(given, parameters, num_steps):
