@@ -556,7 +556,7 @@ LAUNCHES_OF_STAGE = {
     "diffusion": (563, 60),
     "consistency": (713, 37),
     "scoring": (707, 50),
-    "steady": (989, 345),  # the posterior of the coefficient solves one system a row, of its own size
+    "steady": (994, 350),  # the posterior of the coefficient solves one system a row, of its own size
 }
 
 

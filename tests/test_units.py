@@ -176,7 +176,7 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
         samples = SimpleNamespace(device=CPU, head=SimpleNamespace(codec=codec))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Flow, "normal_equations", lambda *_: None)
-            patch.setattr(Flow, "solve", lambda *_: None)
+            patch.setattr(Flow, "fits", lambda base, _: [(0.0, base)])
             return next(Flow.fit(samples, settings))[2](u, parameters)
 
     moved = made(1.0, 1.0)
