@@ -186,7 +186,8 @@ def claimed(
                 model=model, cheap=entry.facts["best_cheap"], worst=worst_figure(entry, model)
             )
             above, below = claim.bounds(settings, model)
-            count = entry.number(model, "num_trajectories") or entry.number("", "num_initial_conditions")
+            own = None if claim.of_task else entry.number(model, "num_trajectories")
+            count = own or entry.number("", "num_initial_conditions")
             count = 0 if claim.is_better else count or 1
             yield gate(stage, where.format(task=name), words, found, above, below, count=count)
 
@@ -195,8 +196,11 @@ def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterat
     """Gates of a stage's samplers; with the corrector's, those of what serves if no stage has trained it."""
     serves = entry.facts.get("serves")
     is_extra = stage == TRANSIENT[0] and serves in entry.models() and serves not in TRAINED
+    rows: dict[str, dict] = {}
     for model in [*STAGES[stage].trained_samplers, *([serves] if is_extra else [])]:
-        yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
+        for row in claimed(ENSEMBLE, stage, name, entry, settings, model):
+            rows.setdefault(row["name"], row)  # a claim on the task is one row for all models
+    yield from rows.values()
 
 
 def steady_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
