@@ -188,6 +188,10 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
         other_corrector,
         "was made from another operator than the one beside it",
     ),
+    "a precision that is none": (
+        lambda folder: stage(folder, lambda d: d.update(precision={"bf16": 1})),
+        "its precision is .*; expected no or bf16",
+    ),
     "1e7 deep": (put(model, depth=10**7), COUNTS),
     "3000 deep": (put(model, depth=3000), "its depth is 3000 and its weights hold"),
     "an MLP of 1e7": (put(model, mlp_ratio=1e7), NONE),

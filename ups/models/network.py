@@ -27,6 +27,8 @@ class TaskNetwork(nn.Module):
     def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):
         super().__init__()
         model, tasks = ModelConfig(**description["model"]), description["tasks"]
+        if description["precision"] not in ("no", "bf16"):
+            raise ValueError(f"its precision is {description['precision']!r:.80}; expected no or bf16")
         self._description, self.precision, self.width = description, description["precision"], model.width
         # call(function, *arguments), without gradients; of `Captured` on a GPU
         self.call: Callable[..., Any] = operator.call
