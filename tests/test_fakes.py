@@ -190,6 +190,7 @@ def world(tmp_path_factory):
         patch.setattr(transient, "rollouts", changed)
         patch.setattr(transient, "LONG", 1)
         entry, _ = transient.assess_transient(ensembles, SETTINGS)
+        entry.numbers |= transient.assess_long(ensembles, SETTINGS).numbers
     return ensembles, entry
 
 
