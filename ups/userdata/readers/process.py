@@ -20,7 +20,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -242,8 +242,8 @@ class Foreign(Store):
         if following and (identity := _identity(following)):
             self.process.open_early(self._opening(following, identity))
 
-    def _opening(self, path: Path, identity: tuple) -> Opening:
-        usual = [request for request in USUAL.get(_form(path), ()) if request not in self.known]
+    def _opening(self, path: Path, identity: tuple, known: Container[tuple] = ()) -> Opening:
+        usual = [request for request in USUAL.get(_form(path), ()) if request not in known]
         return Opening(path, identity, next(self.process.numbers), usual)
 
     def _open(self) -> None:
@@ -251,7 +251,8 @@ class Foreign(Store):
         while opening is None or not opening.replies:
             self.process = running()
             with contextlib.suppress(DiedOfAnother):
-                opening = self.process.opened_early(self.identity) or self._opening(self.path, self.identity)
+                opening = self.process.opened_early(self.identity)
+                opening = opening or self._opening(self.path, self.identity, self.known)
                 opening.replies = opening.replies or self.process.replies(self.path, opening.requests)
         self.number = opening.number
         first, *others = opening.replies
