@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.evaluation.claims import at, point
+from ups.evaluation.claims import at, point, unlike
 from ups.report.leaderboard import read_report
 from ups.results import CHANCE, OBSERVED, START, Entry, Interval, Results, Series
 
@@ -135,8 +135,8 @@ def rollout(number: str, model: str, entry: Entry) -> Iterator[tuple]:
     means, exact = (entry.by_lead(f"{name} / operator", "nrmse_mean") for name in (model, "exact"))
     best = math.sqrt(1 + 1 / entry.number("", "members"))
     # the closer bound is for chaos that is observed coarsely
-    has_climate = entry.value(model, "spectrum_error", "long") is not None
-    slack = 0.1 if has_climate else 0.2
+    late = unlike(entry, model, "long")
+    slack = 0.1 if late else 0.2
     yield f"{number}b {model}: spread/skill over the rollout, smallest", extreme(leads, min), 1 - slack, None
     yield f"{number}b {model}: spread/skill over the rollout, largest", extreme(leads, max), None, 1 + slack
     yield from calibration(f"{number}b", model, entry, "rollout", "rollout")
@@ -161,27 +161,13 @@ def rollout(number: str, model: str, entry: Entry) -> Iterator[tuple]:
         None,
         0.0,
     )
-    # refuses members that smooth as their operator does, that freeze, that grow
-    if has_climate:
-        ours, operator, truth = (
-            entry.number(name, "spectrum_error", "long") for name in (model, "operator", "truth")
-        )
-        ratio = None if None in (ours, operator) else ours / operator
-        # one half of the data beside the other has this
-        chance = 2 * truth / operator if truth is not None and operator else 0.0
+    if late:  # refuses members that smooth as their operator does, that freeze, that grow
         yield (
-            f"{number}j {model}: spectrum error of long rollouts over the operator's",
-            point(ratio),
+            f"{number}j {model}: largest difference beyond the scored leads, in margins",
+            late,
             None,
-            max(0.5, chance),
+            1.0,
         )
-        for what in ("memory", "variance"):
-            yield (
-                f"{number}j {model}: {what} of long rollouts over the truth's",
-                point(entry.number(model, what, "long")),
-                0.8,
-                1.25,
-            )
 
 
 def exact(number: str, model: str, entry: Entry, bound: float) -> Iterator[tuple]:
@@ -293,13 +279,6 @@ def student(name: str, entry: Entry, bound: float) -> Iterator[tuple]:
     # refuses a student that is blind to its condition
     found = entry.value(name, "response", one)
     yield (f"3b {name}: response to another condition over the teacher's", found, 0.5, 1.5)
-    # refuses the mean, and the teacher in one evaluation without distillation
-    yield (
-        f"3b {name}: energy distance less 1.1 of the teacher's",
-        entry.value(name, "energy_distance_excess", one),
-        None,
-        entry.number("", "energy_distance_floor", one),
-    )
     yield (
         f"3b {name}: residual spectrum error over the teacher's",
         entry.value(versus, "residual_spectrum_error") or point(None),
