@@ -199,7 +199,7 @@ def updates_of(config: Config, operator: Operator, rows: int, is_replayed: bool 
         print=partial(print, flush=True),
         record=failed,
         phase=around,
-        raise_unreported=lambda: None,
+        unreported=None,
         activity=SimpleNamespace(stop_signal=0, step=0, waiting=around),
     )
     sections = config.operator.train, config.operator.optim
