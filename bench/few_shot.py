@@ -8,21 +8,16 @@ command is printed). Every row gets N trajectories of the training split and the
 seed samples its own trajectories; smaller samples are parts of larger ones. N starts at 1 for a task with one
 parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..).
 
-    naive       the last frame, or the mean of the N solutions
-    zero_shot   N = 0: the parent over persistence, with the head of another of its tasks (of the same
-                patches; the best on validation)
     scratch     ours, from random weights
-    frozen      ours from the parent, its trunk fixed
     full        ours from the parent, the trunk at --trunk of the learning rates
-    fno, unet   bench/rivals.py
+    fno         bench/rivals.py
     base        ours without its network
 
 The token mixing of a block is private to a task (ups/models/backbones/): it starts as the mean of the
-parent's and is trained in `frozen`, too. Weights, bases and network weights are selected on N trajectories of
-the validation split, the same for all rows; zero_shot selects its head on all of it. The codec's statistics
-come from all training data, for all rows. No model is tuned: all have the settings that a search starts from.
-The bases are fitted once for our three rows, and the time is charged to each; a fit of more than half of the
-budget is an error.
+parent's. Weights, bases and network weights are selected on N trajectories of the validation split, the same
+for all rows. The codec's statistics come from all training data, for all rows. No model is tuned: all have
+the settings that a search starts from. The bases are fitted once for our two rows, and the time is charged to
+each; a fit of more than half of the budget is an error.
 
 A ratio of `full` to `scratch` above 1 is printed as negative transfer. Every result is written to
 bench/results/few_shot.json; a result for the same settings, data, parent, budget and seed is not computed
@@ -48,28 +43,22 @@ from bench.baselines import Problem, Stopwatch, Trained
 from bench.command import parse
 from bench.ours import fit_bases, train_ours
 from bench.rivals import settings_for
-from bench.score import Errors, Split, load, rollout, summary
+from bench.score import Split, load, rollout, summary
 from bench.tune import train_rival
 from ups.common.files import value_hash, write_json
 from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
-from ups.config.model import ModelConfig
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
-from ups.forecaster import Forecaster
-from ups.models.base_selection import base_settings as settings_of_base
-from ups.models.base_selection import fitted_state, unfitted_head
 from ups.models.head import TaskHead
-from ups.models.head_setup import build_operator
-from ups.models.operator import Operator, load_operator
-from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
+from ups.models.operator import Operator
+from ups.models.warm import copy_weights
 from ups.report.tables import markdown_table
 from ups.training.artifact import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"
 COUNTS = (1, 4, 16, 64, 256)
-ROWS = ("naive", "zero_shot", "frozen", "full", "scratch", "fno", "unet")
-RIVALS = ("fno", "unet")
+ROWS = ("full", "scratch", "fno")
 CPU = torch.device("cpu")
 
 
@@ -132,57 +121,6 @@ def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache
 # ---- rows --------------------------------------------------------------------------------------------------
 
 
-def naive(problem: Problem, test: Split) -> Errors:
-    """Predict the last frame, or the mean of the training solutions."""
-    trivial = problem.train.mean(0, keepdim=True) if problem.is_steady else test.given[:, -1:]
-    return Errors.of(trivial.expand_as(test.truth), test.truth)
-
-
-def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
-    """Return an operator of the cache's task with the head of `sibling`, over persistence."""
-    head = unfitted_head(cache, "persistence", settings_of_base(cache), CPU)
-    bases = {cache.task.name: ({"description": head.facts.described()}, fitted_state(head))}
-    operator = build_operator(bases, ModelConfig(**parent.description["model"]), parent.precision)
-    copy_trunk(operator, parent, sibling)
-    operator.task_embedding.data[0] = parent.task_embedding.data[parent.names.index(sibling)]
-    translate_maps(operator.heads[cache.task.name], parent.heads[sibling])
-    operator.heads[cache.task.name].scale.fill_(float(parent.heads[sibling].scale.mean()))
-    return operator.eval()
-
-
-def siblings(parent: Operator, cache: Cache) -> list[str]:
-    """Return tasks of the parent whose heads fit this cache's fields."""
-    history, bundle = cache.settings.history, cache.settings.bundle
-    return (
-        []
-        if cache.task.is_steady
-        else [
-            name
-            for name, head in parent.heads.items()
-            if not head.task.is_steady
-            and (head.history, head.bundle) == (history, bundle)
-            and can_translate(cache.tokenizer, head.codec)
-        ]
-    )
-
-
-def zero_shot(
-    parent: Operator, cache: Cache, splits: dict[str, Split], config: Config
-) -> tuple[Errors, str] | None:
-    """Return test errors of the borrowed head that is best on validation, and its task; None if none fits."""
-
-    def errors(name: str, split: Split) -> Errors:
-        operator = borrowed(parent, cache, name)
-        predict = partial(Forecaster(operator).forecast, cache.task.name, extrapolate=True)
-        return rollout(Trained(predict, 0, 0, 0.0, 0.0), split, config.evaluate.batch_size)[0]
-
-    found = {name: float(errors(name, splits["val"]).pooled().mean()) for name in siblings(parent, cache)}
-    if not found:
-        return None
-    best = min(found, key=found.get)
-    return errors(best, splits["test"]), best
-
-
 class Ours:
     """Our operator on few trajectories.
 
@@ -221,9 +159,7 @@ class Ours:
         head, error, seconds = self.fitted(cache, count, seed)
         modify: Callable[[Operator], Any] | None = None
         if row != "scratch":
-            modify = partial(
-                copy_weights, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk
-            )
+            modify = partial(copy_weights, directory=self.parent, trunk_factor=self.trunk)
         return train_ours(
             self.config,
             cache.task.name,
@@ -276,11 +212,10 @@ def settings_of(
     known = [
         entry["name"] for entry in json.loads((parent / "config.json").read_text(encoding="utf-8"))["tasks"]
     ]
-    rivals = {row: dataclasses.asdict(settings_for(row, args.task, cache.task.ndim)) for row in RIVALS}
     asked = {
         "operator": to_dict(config.operator),
         "task": to_dict(config.task[args.task]),
-        "rivals": rivals,
+        "rival": dataclasses.asdict(settings_for("fno", args.task, cache.task.ndim)),
         "context": config.context(args.task),
     }
     return {
@@ -296,8 +231,8 @@ def settings_of(
 
 def measure(
     config: Config, args: argparse.Namespace, row: str, count: int, seed: int, ours: Ours
-) -> dict[str, Any] | None:
-    """Return the test result of one row; None if this task has no such row."""
+) -> dict[str, Any]:
+    """Return the test result of one row."""
     cache = open_cache(config, args.task)
     problem, splits = load(config, args.task)
     test, (batch, num_bootstrap) = splits["test"], (config.evaluate.batch_size, config.evaluate.num_bootstrap)
@@ -307,20 +242,10 @@ def measure(
             rollout(Trained(predict, 0, 0, 0.0, 0.0), test, batch)[0], test, problem.is_steady, num_bootstrap
         )
 
-    if row == "zero_shot":
-        found = zero_shot(load_operator(ours.parent), cache, splits, config)
-        return (
-            None
-            if found is None
-            else summary(found[0], test, problem.is_steady, num_bootstrap)
-            | {"head of": found[1], "trajectories": 0}
-        )
     part = few(cache, count, seed)
     limited, val = few_of(problem, splits, cache, part)
     facts: dict[str, Any] = {"trajectories": len(limited.train), "validated": len(val.truth)}
-    if row == "naive":
-        return summary(naive(limited, test), test, problem.is_steady, num_bootstrap) | facts
-    if row in RIVALS:
+    if row == "fno":
         given, fit_s = argparse.Namespace(clock="cpu", device="cpu"), 0.0
         trained = train_rival(
             given, config, limited, val, settings_for(row, args.task, problem.ndim), seed, args.budget
@@ -346,12 +271,7 @@ def fill(config: Config, args: argparse.Namespace) -> None:
     for seed in args.seeds:
         for count in counts:
             for row in args.rows:
-                is_fitted = row != "zero_shot"
-                key = common | {
-                    "row": row,
-                    "count": count if is_fitted else 0,
-                    "seed": seed if is_fitted else 0,
-                }
+                key = common | {"row": row, "count": count, "seed": seed}
                 if any(entry["key"] == key for entry in read(args.results)):
                     continue
                 found = measure(config, args, row, count, seed, ours)
@@ -360,8 +280,10 @@ def fill(config: Config, args: argparse.Namespace) -> None:
                     args.results,
                     [*read(args.results), {"key": key, "result": found, "torch": torch.__version__}],
                 )
-                words = "has no head to borrow" if found is None else f"error {found['error']:.3g}"
-                print(f"{args.task}, {row}, {key['count']} trajectories, seed {seed}: {words}", flush=True)
+                print(
+                    f"{args.task}, {row}, {count} trajectories, seed {seed}: error {found['error']:.3g}",
+                    flush=True,
+                )
 
 
 def table(entries: list[dict[str, Any]]) -> str:
@@ -382,7 +304,7 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
     medians: dict[tuple[str, int], list[float]] = {}
     for entry in entries:
         key, result = entry["key"], entry["result"]
-        if result is not None:
+        if key["row"] in ROWS:
             found.setdefault((key["row"], key["count"]), []).append(result["error"])
             medians.setdefault((key["row"], key["count"]), []).append(result["median"])
             if key["row"] == "scratch":
@@ -399,7 +321,7 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
 
     def cell(key: tuple[str, int]) -> str:
         if key not in mean:
-            return "" if (key[0] == "zero_shot") != (key[1] == 0) else "not run"
+            return "not run"
         return (
             f"{mean[key]:.3g}" + (f", {median[key]:.2g}" if key in median else "") + f" ({len(found[key])})"
         )

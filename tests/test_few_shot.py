@@ -45,7 +45,7 @@ def arguments(world, *more: str) -> list[str]:
         "--results",
         str(root / "few.json"),
         "--budget",
-        "1.0",
+        "2.0",
         *more,
     ]
 
@@ -73,18 +73,13 @@ def test_every_row_is_measured_once_and_printed(world, capsys):
     entries = json.loads((world[0] / "few.json").read_text())
     assert [entry["key"]["row"] for entry in entries] == list(few_shot.ROWS)
     assert all(entry["result"]["error"] > 0 for entry in entries)
-    shown = {entry["key"]["row"]: entry["result"]["trajectories"] for entry in entries}
-    assert shown.pop("zero_shot") == 0 and set(shown.values()) == {2}
-    assert (
-        next(entry for entry in entries if entry["key"]["row"] == "zero_shot")["result"]["head of"]
-        == "advection1d"
-    )
-    trained = [entry["result"] for entry in entries if entry["key"]["row"] in ("frozen", "full", "scratch")]
+    assert {entry["result"]["trajectories"] for entry in entries} == {2}
+    trained = [entry["result"] for entry in entries if entry["key"]["row"] != "fno"]
     assert (
         len({result["fit_s"] for result in trained}) == 1 and len({result["base"] for result in trained}) == 1
     )  # fitted once
     assert all(
-        result["seconds"] < 1.5 and result["steps"] > 0 and result["validated"] == 2 for result in trained
+        result["seconds"] < 2.5 and result["steps"] > 0 and result["validated"] == 2 for result in trained
     )
     out = capsys.readouterr().out
     assert "| full | " in out and "| base | " in out and "a parent of advection1d:" in out
