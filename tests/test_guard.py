@@ -187,6 +187,20 @@ def test_a_failure_before_the_wait_for_its_files_is_seen_by_the_rank_that_waits(
     assert codes == [124, 124] and "seen" not in outputs[0]  # a rank that waits in good health is no failure
 
 
+def test_a_rank_that_ends_while_it_is_looked_at_has_left_its_word(tmp_path, monkeypatch):
+    own, peer = Activity(0, 2, "operator", 5.0), Activity(1, 2, "operator", 5.0)
+    record, path = peer.guard._record(), tmp_path / "rank1.json"
+    path.write_text(json.dumps(record))
+    own.guard._directory = tmp_path
+    assert own.guard.lost_peer(0.0) is None
+
+    def ends(pid):
+        path.write_text(json.dumps(record | {"code": 1, "cause": "ValueError: its own error"}))
+
+    monkeypatch.setattr("ups_launch.guard.process_state", ends)
+    assert own.guard.lost_peer(0.0) == "rank 1 failed: ValueError: its own error"
+
+
 def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
     codes, _, _ = end(
         start(
