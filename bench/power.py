@@ -1,16 +1,17 @@
 """Power of the gate on samples: how often fakes of exact samples are refused, and exact samples pass.
 
-    python -m bench.power [--task burgers1d_forced] [--starts 40 100] [--of 400]
+    python -m bench.power [--task burgers1d_forced] [--starts 40 100] [--of 400] [--climate]
 
 Members are exact samples from starts of the invariant measure, changed as `fakes` says; the gate is that of
 the report (`samples` of ups/evaluation/claims.py), with the law known or, with --no-law, one trajectory as
 the data. Each set of starts is scored once, so `--of` 400 gives ten sets of 40. The operator's forecast is
-the mean of the law.
+the mean of the law. With --climate it is the gate on long rollouts, of one member.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from torch import Tensor
 from ups.data.generate import solver_of
 from ups.evaluation.claims import ENSEMBLE
 from ups.evaluation.gates import gate, outcome
+from ups.evaluation.transient import LONG
+from ups.metrics.climate import climate
 from ups.metrics.intervals import Resamples
 from ups.metrics.likeness import likeness
 from ups.results import Entry
@@ -31,7 +34,7 @@ WORLDS = {  # cells, leads, time between frames, parameter
     "burgers1d_forced": (64, 10, 0.025, 0.01),
     "barkley2d": (32, 4, 1.0, None),
 }
-[SAMPLES_GATE] = [claim for claim in ENSEMBLE if claim.name == "samples"]
+CLAIMS = {claim.name: claim for claim in ENSEMBLE}
 
 
 class World(NamedTuple):
@@ -48,19 +51,32 @@ class World(NamedTuple):
     data: Tensor
 
 
+def starts_of(name: str, count: int) -> Tensor:
+    cells, _, _, parameter = WORLDS[name]
+    settings = {"resolution": cells, "num_frames": 1, "parameter": parameter, "t_end": 1.0}
+    return solver_of(get_task(name)).trajectory(7, [*range(count)], **settings)[:, 0].float()
+
+
+def futures(
+    name: str, start: Tensor, num: int, seed: int, rows: list[int] | None = None, horizons: int = 1
+) -> Tensor:
+    _, leads, dt, parameter = WORLDS[name]
+    facts = {"num_frames": horizons * leads, "parameter": parameter, "dt": dt}
+    rows = [*range(len(start))] if rows is None else rows
+    return solver_of(get_task(name)).exact_futures(start, num, seed=seed, rows=rows, **facts).float()
+
+
 def make_world(name: str, count: int) -> World:
-    solver, (cells, leads, dt, parameter) = solver_of(get_task(name)), WORLDS[name]
-    start = solver.trajectory(
-        7, [*range(count)], resolution=cells, num_frames=1, parameter=parameter, t_end=1.0
-    )[:, 0].float()
-
-    def draw(num: int, seed: int, rows: list[int] | None = None) -> Tensor:
-        rows = [*range(count)] if rows is None else rows
-        facts = {"num_frames": leads, "parameter": parameter, "dt": dt}
-        return solver.exact_futures(start, num, seed=seed, rows=rows, **facts).float()
-
+    start = starts_of(name, count)
+    draw = partial(futures, name, start)
     ensembles = (draw(MEMBERS, seed) for seed in (2, 3, 5))
     return World(name, start, draw(SAMPLES, 1), *ensembles, draw(MEMBERS, 2, [0] * count), draw(1, 4)[:, 0])
+
+
+def long_world(name: str, count: int) -> tuple[Tensor, Tensor]:
+    """(starts, five exact samples of each beyond the scored leads)."""
+    start = starts_of(name, count)
+    return start, futures(name, start, 5, 1, horizons=LONG)[:, :, WORLDS[name][1] :]
 
 
 def in_turn(size: int, axis: int, like: Tensor, one: float, two: float) -> Tensor:
@@ -162,18 +178,46 @@ def kicked(world: World, rng: torch.Generator) -> dict[str, Tensor]:
     }
 
 
+def late_fakes(x: Tensor, start: Tensor) -> dict[str, Tensor]:
+    """Changed rollouts (starts, 1, T, C, *space), T the leads beyond the scored ones."""
+    mean, size = x.mean(), x.std()
+    growth = torch.linspace(1, 7, x.shape[2]).sqrt().view(-1, *[1] * (x.ndim - 3))
+    smooth = x + sum(x.roll(move, axis) for axis in range(4, x.ndim) for move in (-1, 1))
+    return {
+        "exact": x,
+        "variance that grows, 4 in the mean": mean + growth * (x - mean),
+        **{f"variance x{times}": mean + times**0.5 * (x - mean) for times in (4.0, 1.5, 0.67)},
+        "a drift of 0.3 standard deviations": x + 0.3 * size,
+        "frozen after the scored leads": x[:, :, :1].expand_as(x),
+        "half of the start in every frame": mean
+        + 0.75**0.5 * (x - mean)
+        + 0.5 * (start[:, None, None] - mean),
+        "smoothed over neighbouring cells": smooth / (1 + 2 * (x.ndim - 4)),
+    }
+
+
 def judge(world: World, members: Tensor, again: Tensor | None, rows: slice) -> str:
     """Outcome of the gate on some of the starts: pass, FAIL or UNDECIDED. again: the second ensemble, if no
     law is known."""
     law, forecast = world.law[rows], world.law[rows].mean(1)
     known = {"law": law} if again is None else {"again": again[rows][:, :, :4]}
     found = likeness(members[rows], world.data[rows], "periodic", forecast, Resamples(300, 0), **known)
-    leads, fields = members.shape[2:4]
+    return decided("samples", found, members[rows])
+
+
+def judge_late(members: Tensor, law: Tensor, start: Tensor | None, rows: slice) -> str:
+    """Outcome of the gate on long rollouts; without start, law is the data."""
+    of_start = None if start is None else start[rows]
+    found = climate(members[rows], law[rows], of_start, "periodic", Resamples(300, 0))
+    return decided("climate", found, members[rows])
+
+
+def decided(name: str, found: dict[str, dict[str, list]], members: Tensor) -> str:
+    claim, (leads, fields) = CLAIMS[name], members.shape[2:4]
     entry = Entry("t", "ensembles", {"fields": ["u", "v"][:fields], "times": [*range(leads)]})
-    entry.add("m", {"likeness": found})
-    bounds = SAMPLES_GATE.bounds(None, "m")
-    figure = SAMPLES_GATE.figure(entry, "m")
-    return outcome(gate("diffusion", "samples/t/m", "", figure, *bounds, count=len(law)))
+    entry.add("m", {"likeness": found}, claim.case)
+    figure = claim.figure(entry, "m")
+    return outcome(gate("diffusion", f"{name}/t/m", "", figure, *claim.bounds(None, "m"), count=len(members)))
 
 
 def main() -> None:
@@ -184,19 +228,28 @@ def main() -> None:
     parser.add_argument("--starts", type=int, nargs="+", default=[40, 100])
     parser.add_argument("--of", type=int, default=400)
     parser.add_argument("--no-law", action="store_true")
+    parser.add_argument("--climate", action="store_true")
     args = parser.parse_args()
-    world = make_world(args.task, args.of)
     print(
         "| fake | "
         + " | ".join(f"{count} starts: refused, undecided, passed" for count in args.starts)
         + " |"
     )
-    second = fakes(world._replace(members=world.again, again=world.other)) if args.no_law else {}
-    for name, members in fakes(world).items():
+    if args.climate:
+        start, u = long_world(args.task, args.of)
+        law, of_start = (u[:, 4:5], None) if args.no_law else (u[:, 1:4], start)
+        every = late_fakes(u[:, :1], start)
+        judges = {name: partial(judge_late, members, law, of_start) for name, members in every.items()}
+    else:
+        world = make_world(args.task, args.of)
+        second = fakes(world._replace(members=world.again, again=world.other)) if args.no_law else {}
+        every = fakes(world)
+        judges = {name: partial(judge, world, members, second.get(name)) for name, members in every.items()}
+    for name, judged in judges.items():
         cells = []
         for count in args.starts:
             sets = [slice(first, first + count) for first in range(0, args.of - count + 1, count)]
-            found = [judge(world, members, second.get(name), rows) for rows in sets]
+            found = [judged(rows) for rows in sets]
             cells.append(", ".join(str(found.count(one)) for one in ("FAIL", "UNDECIDED", "pass")))
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 

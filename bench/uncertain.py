@@ -8,7 +8,7 @@ Reads the results in RUN/report/ and RUN/STAGE/metrics.jsonl. For every task and
 fair CRPS to that of exact draws (to the operator's if no law is known), over all leads and at the worst
 lead, as the mean over runs with the widest interval of any run; smallest and largest spread/skill over
 leads and runs, also of exact draws; evaluations per state of the sampling network and of all networks;
-seconds of training, a student's with its teacher's. For chaotic tasks it adds the long rollouts. The exit
+seconds of training, a student's with its teacher's; and figures of long rollouts. The exit
 status is 1 if the runs differ in data, trajectories, leads or members, or if two have the same seed.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 from ups.evaluation.break_even import train_seconds
 from ups.evaluation.claims import at
 from ups.report.report import check_results
+from ups.report.sections import CLIMATE, climate_of
 from ups.report.tables import label, markdown_table
 from ups.results import FACTS, Entry, Interval, Results, Series, load
 
@@ -42,15 +43,7 @@ HEAD = (
     "networks",
     "trained, s",
 )
-LONG_HEAD = (
-    "model",
-    "blown up",
-    "spectrum error",
-    "over the operator's",
-    "memory over the truth's",
-    "variance",
-)
-
+LONG_HEAD = ("model", "blown up", *CLIMATE.values())
 NEEDED = {  # of results.json
     "run": str,
     "protocol": {"split": str, "context_frames": int, "seed": int},
@@ -172,18 +165,12 @@ def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
 
 
 def long_row(runs: list[Run], task: str, model: str) -> list[str]:
-    def of(metric: str, name: str = model) -> list[float | None]:
-        return [run.results.ensembles[task].number(name, metric, "long") for run in runs]
-
-    errors, plain = of("spectrum_error"), of("spectrum_error", "operator")
-    ratios = [None if None in pair else pair[0] / pair[1] for pair in zip(errors, plain, strict=True)]
+    entries = [run.results.ensembles[task] for run in runs]
+    figures = zip(*(climate_of(entry, model) for entry in entries), strict=True)
     return [
         label(model),
-        mean([float(count or 0) for count in of("blown_up")]),
-        mean(errors),
-        mean(ratios),
-        mean(of("memory")),
-        mean(of("variance")),
+        mean([float(entry.number(model, "blown_up", "long") or 0) for entry in entries]),
+        *(mean([one and one["value"] for one in found]) for found in figures),
     ]
 
 
@@ -203,7 +190,7 @@ def table(runs: list[Run]) -> str:
             f"seeds {', '.join(str(run.seed) for run in runs)}"
         )
         parts += [title, "\n".join(markdown_table(head, lines))]
-        models = [model for model in entry.models("long") if entry.value(model, "memory", "long")]
+        models = [model for model in entry.models("long") if any(climate_of(entry, model))]
         if models:
             parts += [
                 f"Rollouts of {entry.number('', 'frames', 'long')} frames:",

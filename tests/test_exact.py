@@ -16,6 +16,7 @@ from torch import Tensor
 from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
+from ups.evaluation.claims import MARGINS
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import ensemble_gates, usability_of
 from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, reference_ensembles, sample_exactly
@@ -217,65 +218,73 @@ def test_residuals_of_exact_samples_are_those_of_the_data_if_the_law_is_the_data
     assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
-def climates(ensembles, rows, num_frames) -> dict[str, dict[str, float]]:
-    """Model -> statistics of its long rollouts."""
-    entry = Entry("t", "ensembles")
-    transient.add_long_rollouts(entry, ensembles, rows, num_frames)
-    known = [model for model in entry.models("long") if entry.value(model, "memory", "long")]
+def climates(world, monkeypatch, scored: int, rollouts, **facts) -> dict[str, dict[str, list[float]]]:
+    """Model -> family -> figures of long rollouts, of a task of these facts."""
+    _, truth, ensembles = world
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, **facts))
+    monkeypatch.setattr(transient, "rollouts", lambda _, model, rows, num, __: rollouts(model, rows, num))
+    single, entry = SimpleNamespace(**vars(ensembles), samplers=["corrector"]), Entry("t", "ensembles")
+    transient.add_long_rollouts(entry, single, truth.rows.repeat(4), scored, 100)
     return {
-        model: {key: entry.number(model, key, "long") for key in ("variance", "memory", "spectrum_error")}
-        for model in known
+        model: {
+            family: found["value"]
+            for family in MARGINS
+            if (found := entry.listed(model, f"likeness/{family}", "long"))
+        }
+        for model in entry.models("long")
     }
 
 
-def test_late_statistics_are_compared_with_late_exact_samples(world, monkeypatch):
+def test_long_rollouts_are_compared_with_exact_samples_as_late_from_the_same_starts(world, monkeypatch):
     """Refuses the data in their place: here they begin at three times what the noise keeps up."""
-    _, truth, ensembles = world
+    truth = world[1]
     frames = truth.frames
     monkeypatch.setattr(truth, "frames", lambda *args: 3 * frames(*args))
-    monkeypatch.setattr(
-        transient,
-        "rollouts",
-        lambda _, model, rows, num_frames, num_members: (
-            sample_exactly(truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1)
-        ),
-    )
-    rows = truth.rows.repeat(4)
-    single = SimpleNamespace(**vars(ensembles), names=["operator", "corrector", "dressed"])
-    found = climates(single, rows, 80)
-    assert set(found) == {"operator", "corrector", "exact", "truth"}
+
+    def exact(model: str, rows: Tensor, num_frames: int) -> Tensor:
+        return sample_exactly(truth, 11, rows, num_frames, 1) * (0.5 if model == "operator" else 1)
+
+    found = climates(world, monkeypatch, 8, exact)
+    assert set(found) == {"operator", "corrector", "exact"} and set(found["exact"]) >= {"late start"}
     for model in ("corrector", "exact"):
-        assert 0.6 < found[model]["variance"] < 1.6 and 0.6 < found[model]["memory"] < 1.6, found
-    assert (
-        found["operator"]["variance"] < 0.4
-        and found["operator"]["spectrum_error"] > 2 * found["exact"]["spectrum_error"]
-    )
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, has_known_law=False))
-    monkeypatch.setattr(
-        transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
-    )
-    assert set(climates(single, rows, 2)) == {"operator", "corrector", "truth"}
+        assert abs(found[model]["late variance"][0]) < 0.5 and abs(found[model]["late memory"][0]) < 0.3, (
+            found
+        )
+    assert found["operator"]["late variance"][0] < -0.9, found
 
 
-def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
-    """Refuses a half beside all, which it is part of: of data half of which are twice as large 1.6 of the
-    variance, not 4."""
-    _, truth, ensembles = world
-    frames, rows = truth.frames, truth.rows[:1].repeat(40)
-    sizes = torch.tensor([2.0, 1.0]).repeat(20)
-    monkeypatch.setattr(
-        truth,
-        "frames",
-        lambda which, *args: (
-            (found := frames(which, *args)) * sizes[: len(found)].view(-1, *[1] * (found.ndim - 1))
-        ),
+@pytest.mark.parametrize(
+    ("is_stationary", "scored"), [(True, 2), (False, 4)], ids=["their last frames", "the same frames"]
+)
+def test_without_a_law_long_rollouts_are_compared_with_the_data(world, monkeypatch, is_stationary, scored):
+    """Members that are the data in the frames that are compared, and nothing in others."""
+    truth = world[1]
+
+    def data(model: str, rows: Tensor, num_frames: int) -> Tensor:
+        u = torch.zeros(len(rows), 1, num_frames, 1, 16)
+        u[:, 0, slice(-truth.num_frames, None) if is_stationary else slice(truth.num_frames)] = truth.future(
+            rows
+        )
+        return u
+
+    found = climates(world, monkeypatch, scored, data, has_known_law=False, is_stationary=is_stationary)[
+        "corrector"
+    ]
+    assert found and ("late start" in found) == (not is_stationary)
+    assert max(abs(value) for values in found.values() for value in values) < 1e-6, found
+
+
+def test_data_that_end_with_the_scored_leads_have_no_climate(world, monkeypatch):
+    scored = world[1].num_frames
+    found = climates(
+        world,
+        monkeypatch,
+        scored,
+        lambda _, rows, num: torch.zeros(len(rows), 1, num, 1, 16),
+        has_known_law=False,
+        is_stationary=False,
     )
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, has_known_law=False))
-    monkeypatch.setattr(
-        transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
-    )
-    found = climates(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)
-    assert found["truth"]["variance"] == pytest.approx(4.0, rel=1e-3)
+    assert found["corrector"] == {}
 
 
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):

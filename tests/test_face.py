@@ -903,6 +903,21 @@ def test_the_weights_of_the_repository_warn_beyond_the_frames_of_their_card(pret
         burgers(pretrained, 32)
 
 
+@pytest.mark.parametrize("by", ["student", "teacher", "waves"])
+def test_samples_warn_beyond_the_frames_of_the_ensembles_that_were_validated(model, by):
+    """The operator was evaluated on more."""
+    task, u0 = "burgers1d_hidden", field(model, "burgers1d_hidden", 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.sample(task, u0, num_frames=validation.LEADS, members=2, by=by)
+        model.forecast(task, u0, num_frames=validation.LEADS + 1)
+    assert not [one for one in caught if "is longer than" in str(one.message)]
+    with pytest.warns(
+        UserWarning, match="11 frames is longer than the 10 frames on which its ensembles were"
+    ):
+        model.sample(task, u0, num_frames=validation.LEADS + 1, members=2, by=by)
+
+
 def test_units_that_the_weights_do_not_know_stay_those_of_the_input(model, pretrained):
     data = labelled(np.zeros(256), "x").assign_attrs(units="m/s")
     assert burgers(pretrained, u0=data).attrs["units"] == "m/s"

@@ -188,7 +188,7 @@ def world(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transient, "rollouts", changed)
-        patch.setattr(transient, "LONG", 1)
+        patch.setattr(transient, "LONG", 2)
         entry, _ = transient.assess_transient(ensembles, SETTINGS)
         entry.numbers |= transient.assess_long(ensembles, SETTINGS).numbers
     return ensembles, entry

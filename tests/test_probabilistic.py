@@ -392,35 +392,6 @@ def test_the_mean_over_pairs_excludes_pairs_within_a_group():
     )  # one group has no pair
 
 
-def test_energy_distance_of_pairs_detects_fakes_and_its_floor_covers_chance(generator):
-    below, size = 0, 60
-    for seed in range(size):
-        known = 0.3 * normal(generator, 60, 1, 4)  # member and truth share their condition
-        x, y = known + normal(generator, 60, 3, 4), known[:, 0] + normal(generator, 60, 4)
-        value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), Resamples(2, 0))[0])
-        below += value <= intervals.exchange_floor(x[:, 0], y, Resamples(1, seed))
-    assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
-    # the mean for samples
-    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), Resamples(200, 0))
-    assert far[1] > intervals.exchange_floor(x[:, 0], y, Resamples(1, 0)) and far[1] < far[0] < far[2]
-    broken = intervals.distance_matrix(torch.full_like(x, math.nan), y)
-    assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, Resamples(10, 0)))
-
-
-def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_case(generator):
-    x, y = normal(generator, 7, 2, 3), normal(generator, 7, 3)
-    expected = [
-        2 * (x[i, m] - y[j]).norm() - (x[i, m] - x[j, k]).norm() - (y[i] - y[j]).norm()
-        for i in range(7)
-        for j in range(7)
-        if i != j
-        for m in range(2)
-        for k in range(2)
-    ]
-    value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x, y), Resamples(2, 0))[0])
-    assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
-
-
 # ---- whole ensembles
 
 

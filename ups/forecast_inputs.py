@@ -83,10 +83,10 @@ def start(
     return w, values
 
 
-def finished(head: TaskHead, u_pred: Tensor, given: Tensor) -> Tensor:
+def finished(head: TaskHead, u_pred: Tensor, given: Tensor, validated: int | None = None) -> Tensor:
     """A forecast u_pred (..., C, *space), relative to the task's offsets, on the grid and device of the start
     `given` (batch, time, C, *space) and in its precision. Warns of values that are not finite and of what was
-    not evaluated."""
+    not evaluated. validated: frames of ensembles, if it is one."""
     task, space = head.task, tuple(given.shape[3:])
     u_pred = u_pred.to(given.device, torch.float64 if task.offsets else given.dtype)
     axes = tuple(range(u_pred.ndim - 2 - task.ndim))
@@ -98,7 +98,7 @@ def finished(head: TaskHead, u_pred: Tensor, given: Tensor) -> Tensor:
             "numbers. Use the frames before it, or look at the start and the parameters.",
             stacklevel=4,
         )
-    if warning := warning_of(head, u_pred):
+    if warning := warning_of(head, u_pred, validated):
         warnings.warn(warning, stacklevel=4)
     u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, task.boundary)
     return task.absolute(u_pred, head.codec.fields).to(given)
@@ -221,16 +221,16 @@ def check_random(task: str, seed: int, rows: Sequence[int] | None, count: int) -
         )
 
 
-def warning_of(head: TaskHead, u_pred: Tensor) -> str:
+def warning_of(head: TaskHead, u_pred: Tensor, validated: int | None = None) -> str:
     """How a forecast u_pred (..., time, C, *space), trained grid, exceeds what was evaluated, and from which
     frame on; "" if it does not. Weights of older versions have no horizon."""
     if head.task.is_steady:
         return ""
     num_frames = u_pred.shape[-2 - head.task.ndim]
-    horizon, first = head.facts.horizon or num_frames, head.first_at_bounds(u_pred)
+    horizon, first = validated or head.facts.horizon or num_frames, head.first_at_bounds(u_pred)
     ways = [
-        f"is longer than the {horizon} frames on which the operator was evaluated, so its error is not "
-        f"known from frame {horizon + 1} on"
+        f"is longer than the {horizon} frames on which {'its ensembles' if validated else 'the operator'} "
+        f"{'were' if validated else 'was'} evaluated, so its error is not known from frame {horizon + 1} on"
     ] * (num_frames > horizon)
     ways += [
         f"reaches the bounds of the training data (their range and half of it on both sides) in frame "

@@ -183,8 +183,8 @@ class Forecaster:
         seed, rows: members are a function of seed, row number (default: position in the batch) and last
         frame. Equal calls return equal members; a forecast from the last frame of a member has new noise.
 
-        Other arguments, errors and warnings as in `forecast`. Raises FileNotFoundError, with the make target,
-        if the run has no such stage.
+        Other arguments, errors and warnings as in `forecast`; the horizon is that of validated ensembles.
+        Raises FileNotFoundError, with the make target, if the run has no such stage.
         """
         from ups.generative.sampling import Starts, sample_states
 
@@ -206,7 +206,8 @@ class Forecaster:
         forcing = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         starts = Starts(encoded(head.codec, w), values, names, forcing)
         z_pred = sample_states(self.operator, sampler, task, starts, num_frames, members, seed)
-        return restore(finished(head, head.physical(z_pred), u))
+        validated = sampler and sampler.network.heads[task].facts.horizon
+        return restore(finished(head, head.physical(z_pred), u, validated))
 
     @plain_torch()
     def prior(

@@ -8,6 +8,7 @@ refuted if the whole interval is outside, and is undecided otherwise (ups/evalua
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ups.common.place import STAGES, TRANSIENT
@@ -34,14 +35,18 @@ class Margin(NamedTuple):
 
 MARGINS = {
     "spread": Margin(0.06, "deviations x1.12 and x0.88", "log amplitude of deviations"),
-    "lead": Margin(0.15, "x1.25 and x0.75 in turn by lead", "log amplitude of deviations at lead {lead}"),
-    "place": Margin(0.15, "barkley2d: deviations of another start", "log amplitude in {place} cells"),
-    "spectrum": Margin(math.log(1.25), "x1.5 of the energy from wave 4 on", "log energy from wave {wave} on"),
+    "lead": Margin(0.15, "x1.25 and x0.75 in turn by lead", "log amplitude{field} at lead {lead}"),
+    "place": Margin(0.15, "barkley2d: deviations of another start", "log amplitude{field} in {place} cells"),
+    "spectrum": Margin(
+        math.log(1.25), "x1.5 of the energy from wave 4 on", "log energy{field} from wave {wave} on"
+    ),
     "memory": Margin(0.1, "members permuted at half time", "correlation of leads {gap} apart"),
     "activity": Margin(0.06, "barkley2d: members permuted after lead 2", "cosine of places {gap} apart"),
     "fields": Margin(0.1, "barkley2d: v of another member", "correlation of two fields"),
-    "slope": Margin(0.15, "barkley2d: smoothed over 3 x 3 cells", "log of differences of neighbouring cells"),
-    "skewness": Margin(0.25, "Gaussian with the exact mean and covariance", "skewness of differences"),
+    "slope": Margin(
+        0.15, "barkley2d: smoothed over 3 x 3 cells", "log of differences of neighbouring cells{field}"
+    ),
+    "skewness": Margin(0.25, "Gaussian with the exact mean and covariance", "skewness of differences{field}"),
     "starts": Margin(
         0.04,
         "x1.25 and x0.75 in turn by start; deviations of another start",
@@ -54,14 +59,21 @@ MARGINS = {
     "together": Margin(
         0.03, "the same seeds for all starts; bias of 0.3 standard deviations", "correlation of starts"
     ),
+    # beyond the scored leads (ups/metrics/climate.py)
+    "late mean": Margin(0.1, "a drift of 0.3 standard deviations", "mean{field}"),
+    "late variance": Margin(math.log(1.25), "variance x1.5", "log variance{field}"),
+    "late spectrum": Margin(math.log(1.5), "variance x4", "log energy{field} from wave {wave} on"),
+    "late slope": Margin(0.2, "barkley2d: smoothed over 3 x 3 cells", "log of the steepest gradient{field}"),
+    "late memory": Margin(0.2, "members frozen after the scored leads", "correlation in time{field}"),
+    "late start": Margin(0.2, "half of the start in every frame", "correlation with the start{field}"),
 }
 
 
 @dataclass(frozen=True)
 class Claim:
     """One row. words: names the figure, with {model}, {cheap} and {worst}, the worst of MARGINS. bounds: a
-    pair, or a function of settings and model. stages: that the claim is about. always: also without
-    evaluate.quality. of_task: one gate for all models.
+    pair, or a function of settings and model. stages: that the claim is about. case: of its figure's rows.
+    always: also without evaluate.quality. of_task: one gate for all models.
     is_better: the claim is that the model is better, and equal is not better: undecided fails."""
 
     name: str
@@ -70,6 +82,7 @@ class Claim:
     figure: Figure
     allowed: Bounds | Callable[[Any, str], Bounds]
     stages: Sequence[str] = (*TRANSIENT, "steady")
+    case: str = ""
     always: bool = False
     of_task: bool = False
     is_better: bool = False
@@ -111,12 +124,12 @@ def broken(entry: Entry, model: str) -> Interval:
     return point(max(number for number in found if number is not None))
 
 
-def figures_of(entry: Entry, model: str) -> Iterator[tuple[str, list[float | None]]]:
-    """(figure in words, [value, low, high] in units of its margin) of the figures of MARGINS."""
+def figures_of(entry: Entry, model: str, case: str) -> Iterator[tuple[str, list[float | None]]]:
+    """(figure in words, [value, low, high] in units of its margin) of the figures of MARGINS in a case."""
     names = entry.facts.get("fields", ["u"])
     leads = len(entry.facts.get("times", ()))
     for family, (width, _, words) in MARGINS.items():
-        found = entry.listed(model, f"likeness/{family}")
+        found = entry.listed(model, f"likeness/{family}", case)
         for index, ends in enumerate(
             zip(*(found.get(end, ()) for end in ("value", "low", "high")), strict=True)
         ):
@@ -126,15 +139,14 @@ def figures_of(entry: Entry, model: str) -> Iterator[tuple[str, list[float | Non
                 wave=2**number,
                 place=("sure", "less sure", "unsure", "all")[number % 4],
                 gap=f"{index + 1} leads" if index + 1 < leads else "two fields",
+                field=f" of {names[field]}" * (len(names) > 1),
             )
-            of_field = family in ("lead", "place", "spectrum", "slope", "skewness") and len(names) > 1
-            text += f" of {names[field]}" * of_field
             yield text, [None if end is None else end / width for end in ends]
 
 
-def unlike(entry: Entry, model: str) -> Interval | None:
+def unlike(entry: Entry, model: str, case: str = "") -> Interval | None:
     """The largest difference from exact samples, in margins: 1 is the bound of every figure."""
-    found = [ends for _, ends in figures_of(entry, model)]
+    found = [ends for _, ends in figures_of(entry, model, case)]
     if not found:
         return None
     if any(None in ends for ends in found):
@@ -148,9 +160,9 @@ def unlike(entry: Entry, model: str) -> Interval | None:
     }
 
 
-def worst_figure(entry: Entry, model: str) -> str:
+def worst_figure(entry: Entry, model: str, case: str = "") -> str:
     """The figure that is surest outside its margin, or else largest, in words and units of its margin."""
-    found = [(text, ends) for text, ends in figures_of(entry, model) if None not in ends]
+    found = [(text, ends) for text, ends in figures_of(entry, model, case) if None not in ends]
     if not found:
         return ""
     text, ends = max(found, key=lambda one: (max(one[1][1], -one[1][2], 1.0), abs(one[1][0])))
@@ -198,6 +210,16 @@ ENSEMBLE = (
         "the largest difference of {model} from exact samples, or from the data, in margins ({worst}),",
         unlike,
         (None, 1.0),
+    ),
+    Claim(
+        "climate",
+        "the fakes of MARGINS beyond the scored leads",
+        "the largest difference of {model} beyond the scored leads from exact samples, or from the data, in "
+        "margins ({worst}),",
+        partial(unlike, case="long"),
+        (None, 1.0),
+        stages=TRANSIENT,
+        case="long",
     ),
     Claim(
         "condition",

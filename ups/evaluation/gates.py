@@ -183,10 +183,10 @@ def claimed(
         if found is not None:
             where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
             words = claim.words.format(
-                model=model, cheap=entry.facts["best_cheap"], worst=worst_figure(entry, model)
+                model=model, cheap=entry.facts["best_cheap"], worst=worst_figure(entry, model, claim.case)
             )
             above, below = claim.bounds(settings, model)
-            own = None if claim.of_task else entry.number(model, "num_trajectories")
+            own = None if claim.of_task else entry.number(model, "num_trajectories", claim.case)
             count = own or entry.number("", "num_initial_conditions")
             count = 0 if claim.is_better else count or 1
             yield gate(stage, where.format(task=name), words, found, above, below, count=count)

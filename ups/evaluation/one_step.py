@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import note
-from ups.evaluation.ensemble import CHEAP, Ensembles, SampledWindows, compare_common, needs_many, one_step
+from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import (
-    Resamples,
-    Scores,
-    as_interval,
-    bootstrap_pairs,
-    distance_matrix,
-    exchange_floor,
-    pairing,
-)
+from ups.metrics.intervals import Resamples, Scores, pairing
 from ups.metrics.spectra import ROUNDING, octaves
 from ups.results import START, Entry, Figures
 
@@ -26,7 +18,6 @@ STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
 FEW_WINDOWS = 256  # windows of a sampler with many evaluations
 FRACTION = 16  # of the windows: those of the checks that sample again
 FINE_STEPS = 64  # of the corrector's sampler, on a quarter of these
-PAIRED = 4  # members in an energy distance
 LEADS = 4  # of the second ensemble, sampled if no law is known
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 ONE_STEP = "one step"
@@ -56,8 +47,7 @@ def assess_one_step(
     which some need the same noise twice; and the scores by first frame as the cases "start A-B".
 
     Fields are scored against the data; CRPS and errors of means against `num_exact` exact samples if the law
-    is known. Energy distances and the pairing of student and teacher are computed in latents: they compare
-    distributions, and the codec's error is in neither.
+    is known. pairing: how closely students and `scoring` follow the corrector on the same noise, in latents.
     """
     source, truth = ensembles.residuals, ensembles.truth
     costly = [name for name in ensembles.names if needs_many(entry, name)]
@@ -97,7 +87,11 @@ def assess_one_step(
             entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
 
     # ---- students and their teacher
-    add_latents(entry, ensembles, windows, resamples)
+    teacher = windows.samples["corrector"].cpu()
+    for name in (*STUDENTS, "scoring"):
+        if name in scores:
+            ours = windows.samples[name][: len(teacher)].cpu()
+            add(name, {"pairing": pairing(ours, teacher, resamples[: len(teacher)])})
     for name in STUDENTS:
         if name in scores:
             less = compare_common(scores[name], scores["corrector"], resamples)["ssr_less"]
@@ -145,32 +139,6 @@ def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
         if len(which):
             out.append((first, min(end - 1, last), which))
     return out
-
-
-def add_latents(entry: Entry, ensembles: Ensembles, windows: SampledWindows, resamples: Resamples) -> None:
-    """Add checks in latents.
-
-    energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the
-    truth less 1.1 times the corrector's. pairing: how closely students and `scoring` follow the corrector on
-    the same noise.
-    """
-    unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
-    count = len(windows.samples["corrector"])
-    truth, resamples = windows.truth[:count].cpu().flatten(1) / unit, resamples[:count]
-    flat = {name: members[:count].cpu().flatten(2) / unit for name, members in windows.samples.items()}
-    teacher = flat["corrector"]
-    floor = exchange_floor(teacher[:, 0], truth, resamples)
-    entry.add("", {"energy_distance_floor": floor}, ONE_STEP)
-    from_truth = distance_matrix(teacher[:, :PAIRED], truth)
-    for name in STUDENTS:
-        if name in flat:
-            excess = distance_matrix(flat[name][:, :PAIRED], truth) - 1.1 * from_truth
-            found = as_interval(bootstrap_pairs(excess, resamples))
-            entry.add(name, {"energy_distance_excess": found}, ONE_STEP)
-    for name in (*STUDENTS, "scoring"):
-        if name in flat:
-            found = pairing(flat[name], teacher, resamples)
-            entry.add(name, {"pairing": found}, ONE_STEP)
 
 
 # ---- checks beyond scores: do students respond to their condition as the teacher does, and are the data a

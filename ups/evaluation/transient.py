@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import (
@@ -39,7 +40,7 @@ from ups.generative.diffusion import PURE_NOISE
 from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores, compare, number
+from ups.metrics.intervals import Resamples, Scores, compare
 from ups.metrics.joint import residual_energy, score_joint
 from ups.metrics.likeness import likeness
 from ups.results import BY_LEAD, START, Entry
@@ -47,9 +48,9 @@ from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
 FEW_STARTS = 24  # starts of a sampler with many evaluations
-# long rollouts: times the length of the others, starts (few: of a sampler with many evaluations), members,
-# exact samples
-LONG, LONG_ROWS, LONG_FEW, LONG_MEMBERS, LONG_EXACT = 10, 16, 4, 2, 100
+# long rollouts: times the length of the others, starts (few: of a sampler with many evaluations), exact
+# samples of each
+LONG, LONG_ROWS, LONG_FEW, LONG_EXACT = 10, 32, 8, 3
 BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
 NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
@@ -73,7 +74,7 @@ def num_samples(settings: EvaluateConfig, num_steps: int) -> float:
     """Samples of the corrector here, counted by their evaluations: on the curve those of 1, 2, 4, ..
     evaluations together have as many as one of training."""
     starts = min(FEW_STARTS, settings.ensemble_trajectories) + CURVE_STARTS
-    states = settings.members * starts + LONG * LONG_FEW * LONG_MEMBERS
+    states = settings.members * starts + LONG * LONG_FEW
     windows = num_step_samples(num_windows(settings), settings.members, num_steps)
     return settings.ensemble_frames * states + windows
 
@@ -135,8 +136,10 @@ def assess_transient(
         members_of[model] = members[0].numpy()
         if model in ("exact", serves) or model not in UNTRAINED:
             again = None
-            if law is None:
-                again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
+            if law is None:  # the first leads of a second ensemble
+                other = copy.copy(ensembles)
+                other.seed = seed + 6
+                again = rollouts(other, model, starts, min(LEADS, num_frames), settings.members)
             of_law = None if law is None else law[: len(starts)]
             few = slice(len(starts))
             found = likeness(
@@ -188,15 +191,6 @@ def assess_transient(
     }
 
 
-def second_ensemble(
-    ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, num_members: int
-) -> Tensor:
-    """The first leads of another ensemble from the same starts, with other noise."""
-    again = copy.copy(ensembles)
-    again.seed = ensembles.seed + 6
-    return rollouts(again, model, rows, min(LEADS, num_frames), num_members)
-
-
 def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, str]]:
     """Pairs of models: trained ones and what serves with the best cheap ensemble, operator and linear waves;
     all with exact samples; students with their teacher and the network trained by scores."""
@@ -228,43 +222,44 @@ def assess_long(ensembles: Ensembles, settings: EvaluateConfig) -> Entry:
     entry = Entry(ensembles.residuals.name, "ensembles")
     for model in ensembles.samplers:
         entry.add(model, costs_per_state(ensembles, model, 1))
-    add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
+    add_long_rollouts(entry, ensembles, rows[:LONG_ROWS], num_frames, settings.num_bootstrap)
     entry.numbers = {key: found for key, found in entry.numbers.items() if key[0] == "long"}
     return entry
 
 
-def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_frames: int) -> None:
-    """Add the case "long": members that leave BLOWN_UP times the range of their start, or are not finite,
-    within `num_frames` frames; and for a task on its invariant measure the `climate` of the second half.
+def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, scored: int, count: int) -> None:
+    """Add the case "long": rollouts of one member LONG times as long as the `scored` leads. How many leave
+    BLOWN_UP times the range of their start or are not finite, and their `climate` beyond the scored leads.
 
-    Climates are compared with the data, or with exact samples as late if the law is known: data may still
-    remember their initial conditions. "truth" compares one half of the reference with the other, "exact" as
-    many other exact samples as there are members. Both are errors by chance: of 8 members and 100 frames of
-    chaos, data have a spectrum error of 0.029 +- 0.016, as a good operator.
+    The truth are other exact samples or, if no law is known, the data at these leads; for a task on its
+    invariant measure the last frames of the data. Without such frames there is no climate. count: resamples.
     """
-    truth, every = ensembles.truth, rows
-    rows = rows[:LONG_ROWS]
-    limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
-    u, trained = {}, [model for model in ensembles.names if model == "operator" or model not in CHEAP]
-    for model in trained:
+    truth, num_frames, seed = ensembles.truth, LONG * scored, ensembles.seed
+    start, u = truth.task.predicted(truth.frames(rows, truth.context - 1, 1)), {}
+    valid = valid_cells(start)
+    limit = BLOWN_UP * filled(start, valid).abs().flatten(1).amax(1)
+    for model in ("operator", *ensembles.samplers):
         some = rows[: LONG_FEW if needs_many(entry, model) else None]
-        u[model] = rollouts(ensembles, model, some, num_frames, LONG_MEMBERS)
-    entry.add("", {"frames": num_frames, "members": len(rows) * LONG_MEMBERS}, "long")
-    for model, members in u.items():
-        is_inside = members.abs().flatten(2).amax(2) <= limit[: len(members)]  # of no NaN
-        entry.add(model, {"blown_up": int((~is_inside).sum())}, "long")
-    if not truth.task.is_stationary or len(every) < 2:
-        return
+        u[model] = filled(rollouts(ensembles, model, some, num_frames, 1), valid)
+    last, of_start = num_frames - scored, start[:, 0]  # number of the leads that are compared
     if truth.task.has_known_law:
-        u["exact"] = sample_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
-        u["truth"] = sample_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
-    late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}
-    u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
-    pairs = {model: (members, u_ref) for model, members in late.items()}
-    pairs["truth"] = u_ref[::2], u_ref[1::2]
-    for model, pair in pairs.items():
-        found = climate(*pair, truth.task.boundary)
-        entry.add(model, {key: number(value) for key, value in found.items()}, "long")
+        exact = sample_exactly(truth, seed + 3, rows, num_frames, 1 + LONG_EXACT)
+        u["exact"], samples = exact[:, :1], exact[:, 1:]
+    elif truth.task.is_stationary:
+        samples, of_start = truth.future(rows)[:, None], None
+    else:
+        samples = truth.future(rows, min(num_frames, truth.num_frames))[:, None]
+        num_frames, last = samples.shape[2], samples.shape[2] - scored
+    last = min(last, samples.shape[2])
+    entry.add("", {"frames": LONG * scored}, "long")
+    for model, members in u.items():
+        num = len(members)
+        is_inside = members.abs().flatten(1).amax(1) <= limit[:num]  # of no NaN
+        entry.add(model, {"blown_up": int((~is_inside).sum()), "num_trajectories": num}, "long")
+        if last > 0 and num > 1:
+            late = (members[:, :, num_frames - last : num_frames], samples[:, :, -last:])
+            found = climate(*late, of_start, truth.task.boundary, Resamples(count, seed))
+            entry.add(model, {"likeness": found}, "long")
 
 
 # ---- scores over the number of network evaluations per state, from the first starts of the whole comparison

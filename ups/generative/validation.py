@@ -8,6 +8,7 @@ selected before, in the same way.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,8 +43,8 @@ def validate_samplers(
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
     on the error of sampled states.
 
-    Sets the limits of the heads, and their `sample_error` by the best sampler with a network. contexts: task
-    -> number of context frames. A collective.
+    Sets the limits of the heads, their horizon, and their `sample_error` by the best sampler with a network.
+    contexts: task -> number of context frames. A collective.
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
@@ -63,9 +64,16 @@ def validate_samplers(
         rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
         decisions.append(choose(question, best, rule, rows=rows, seed=seed))
-        network.heads[name].sample_error = float(decisions[-1].chosen)
+        head = network.heads[name]
+        head.sample_error = float(decisions[-1].chosen)
+        head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
         fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
+
+
+def horizons_of(residuals: Mapping[str, TransientResiduals], contexts: Mapping[str, int]) -> dict[str, int]:
+    """Frames of the validated ensembles of each task."""
+    return {name: min(LEADS, one.cache.num_frames - contexts[name]) for name, one in residuals.items()}
 
 
 def _best(crps: dict[str, float | None]) -> float:
@@ -81,16 +89,14 @@ def _crps_by_sampler(
     num_rows: int,
 ) -> dict[str, dict]:
     """Task -> sampler -> fair CRPS on num_rows validation trajectories."""
-
-    def num_frames(name: str) -> int:
-        return min(LEADS, residuals[name].cache.num_frames - contexts[name])
+    horizons = horizons_of(residuals, contexts)
 
     def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
         rows = source.cache.rows_by_parameter("val", num_rows)[ranks.rank :: ranks.world]
-        return [*source.cache.row_blocks(rows, num_frames(name) * MEMBERS, ROWS)] if len(rows) else []
+        return [*source.cache.row_blocks(rows, horizons[name] * MEMBERS, ROWS)] if len(rows) else []
 
     def sums_of(name: str, rows: Tensor) -> Tensor:
-        source, cache, num = residuals[name], residuals[name].cache, num_frames(name)
+        source, cache, num = residuals[name], residuals[name].cache, horizons[name]
         decode, z = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
         w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
         forcing = source.head.forcing_of(cache, rows, contexts[name] - 1, num + 1)

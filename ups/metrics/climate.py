@@ -1,64 +1,63 @@
-"""Statistics of long rollouts against the truth's, after the time to which a trajectory is predictable.
+"""Are members like the truth beyond the scored leads? Figures of long rollouts, less those of the truth.
 
-u (n, T, C, *space) and u_ref (m, T', C, *space) are of one process with equal time steps, both after the
-initial condition is forgotten; float64 inside. No single statistic suffices: values of the right distribution
-may be white in space (spectrum) or in time (memory), and a frozen field of the truth is wrong in the memory
-alone.
+As in ups/metrics/likeness.py, a figure is a mean over members of a feature of one member, minus its mean over
+samples of the truth: exact samples from the same start or, if no law is known, the data. Features are those
+of all late leads together, fields in units of their mean and standard deviation in the truth:
+
+    late mean        mean
+    late variance    log of the mean square
+    late spectrum    log energy in an octave of the wave number
+    late slope       log of the largest less between neighbouring cells of a frame
+    late memory      correlation of frames that are half of the late leads apart
+    late start       correlation with the start
 """
 
-import math
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ups.common.mask import filled, valid_cells
+from ups.metrics.intervals import Resamples, merge
+from ups.metrics.likeness import QUIET, SMALL, TINY, intervals_together, less
 from ups.metrics.spectra import octaves
 
-NUM_QUANTILES = 999
 
-
-def quantiles(u: Tensor) -> Tensor:
-    """Quantiles (C, NUM_QUANTILES) of the values of u (n, T, C, *space) at points."""
-    flat = u.double().movedim(2, 0).flatten(1).sort(1).values
-    places = (torch.arange(NUM_QUANTILES, dtype=torch.float64) + 0.5) / NUM_QUANTILES * flat.shape[1]
-    return flat[:, places.long()]
-
-
-def memory(u: Tensor) -> Tensor:
-    """Frames (C,) after which the autocorrelation at a point falls below 1 / e, interpolated; half of the
-    frames if it does not."""
-    away = u.double() - u.double().mean((0, 1, *range(3, u.ndim)), keepdim=True)
-    most = max(1, u.shape[1] // 2)
-    axes = (0, 1, *range(3, u.ndim))
-    correlation = torch.stack(
-        [(away[:, : u.shape[1] - lag] * away[:, lag:]).mean(axes) for lag in range(most + 1)]
-    )
-    correlation = correlation / correlation[0]
-    out = torch.full((u.shape[2],), float(most), dtype=torch.float64)
-    for channel, curve in enumerate(correlation.T):
-        below = (curve < 1 / math.e).nonzero()
-        if len(below):
-            lag = int(below[0])
-            before, after = curve[lag - 1], curve[lag]
-            out[channel] = lag - 1 + float((before - 1 / math.e) / (before - after))
+def features_of(u: Tensor, start: Tensor | None, boundary: str) -> dict[str, Tensor]:
+    """Features (n, J, ...) of samples u (n, J, T, C, *space); start (n, C, *space)."""
+    flat, later = u.flatten(4), u.shape[2] // 2
+    unit = F.normalize(flat, dim=4)
+    steps = [u.diff(dim=axis).abs().flatten(4).amax(4) for axis in range(4, u.ndim)]
+    energy = octaves(u.flatten(0, 1), boundary).mean(1).unflatten(0, u.shape[:2])
+    out = {
+        "late mean": flat.mean((2, 4)),
+        "late variance": flat.square().mean((2, 4)).clamp_min(TINY).log(),
+        "late spectrum": (energy + QUIET).log().mT,
+        "late slope": (torch.stack(steps).amax(0).mean(2) + SMALL).log(),
+        "late memory": (unit[:, :, later:] * unit[:, :, : u.shape[2] - later]).sum(4).mean(2),
+    }
+    if start is not None:
+        out["late start"] = (unit * F.normalize(start.flatten(2), dim=2)[:, None, None]).sum(4).mean(2)
     return out
 
 
-def climate(u: Tensor, u_ref: Tensor, boundary: str) -> dict[str, float]:
-    """Statistics of u relative to those of u_ref, means over channels; inf if u is not finite.
+def climate(
+    members: Tensor, samples: Tensor, start: Tensor | None, boundary: str, resamples: Resamples
+) -> dict[str, dict[str, list]]:
+    """Family -> {value, low, high} of its figures.
 
-    variance: ratio of the variances at points; spectrum_error: mean |log10| ratio of the energies of
-    deviations from the truth's mean, over octaves; distance: Wasserstein distance of the values at points,
-    over the truth's standard deviation; memory: ratio of `memory`.
+    members (n, M, T, C, *space), samples of the truth (n or more, K, T, C, *space): late leads, from the same
+    starts if start (n or more, C, *space) is given.
     """
-    if not bool(u.isfinite().all()):
-        return dict.fromkeys(("variance", "spectrum_error", "distance", "memory"), math.inf)
-    points = (0, 1, *range(3, u.ndim))
-    mean, deviation = (getattr(u_ref.double(), name)(points, keepdim=True) for name in ("mean", "std"))
-    x, y = (u.double() - mean) / deviation, (u_ref.double() - mean) / deviation
-    ours, theirs = (octaves(part, boundary).mean((0, 1)) for part in (x, y))
-    return {
-        "variance": float((x.var(points) / y.var(points)).mean()),
-        "spectrum_error": float((ours / theirs).log10().abs().mean()),
-        "distance": float((quantiles(x) - quantiles(y)).abs().mean()),
-        "memory": float((memory(x) / memory(y)).mean()),
-    }
+    valid, points = valid_cells(samples.flatten(0, 1)), (0, 1, 2, *range(4, samples.ndim))
+    mean = samples.nanmean(points, dtype=torch.float64)[:, *[None] * (samples.ndim - 4)]
+    std = (samples - mean).square().nanmean(points).sqrt()[:, *[None] * (samples.ndim - 4)].clamp_min(TINY)
+
+    def features(u: Tensor, row: int) -> dict[str, Tensor]:
+        of_start = None if start is None else filled((start[row : row + 1] - mean) / std, valid)
+        return features_of(filled((u[row : row + 1] - mean) / std, valid), of_start, boundary)
+
+    parts = []
+    for row in range(len(members)):
+        ours, theirs = (features(u, row) for u in (members, samples))
+        parts.append({name: less(ours[name], theirs[name]) for name in ours})
+    return intervals_together(merge(parts), resamples)

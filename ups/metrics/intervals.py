@@ -16,8 +16,6 @@ from torch import Tensor
 
 CHUNK = 2**22  # cells scored at a time in float64 (32 MiB per temporary)
 INTERVAL = 0.95
-SWAPS = 1000  # random exchanges of truth and member, behind the noise floor of an energy distance
-EXCHANGE_QUANTILE = 0.95  # quantile of the energy distances after these exchanges
 
 Scores = dict[str, Tensor]  # quantities of each trajectory, n first
 Statistic = Callable[[Tensor], Tensor]  # mean of moments (B, M) -> (B, ...)
@@ -237,33 +235,6 @@ def bootstrap_pairs(matrix: Tensor, resamples: Resamples) -> Interval:
     value, size = sums.sum() / counts.sum(), len(sums)
     weights = resample_counts(size, resamples.count, torch.Generator().manual_seed(resamples.seed))
     return interval_of(value, ((weights @ sums) * weights).sum(1) / ((weights @ counts) * weights).sum(1))
-
-
-def distance_matrix(members: Tensor, truth: Tensor) -> Tensor:
-    """h(i, j) = |x_i - y_j| + |y_i - x_j| - |x_i - x_j| - |y_i - y_j| of members x (n, M, d) and truth y (n,
-    d), mean over members -> (n, n); NaN if a value is not finite.
-
-    Its mean over pairs of different cases is the energy distance of the two distributions over all cases. It
-    is unbiased, although members and truth of one case share a condition, because `bootstrap_pairs` excludes
-    pairs within a case. Exchanging member and truth of a case changes the sign of its row.
-    """
-    n, count = members.shape[:2]
-    x, y = members.double().flatten(0, 1), truth.double()
-    if not (x.isfinite().all() and y.isfinite().all()):
-        return torch.full((n, n), torch.nan, dtype=torch.float64)
-    cross = torch.cdist(x, y).view(n, count, n).mean(1)
-    among = torch.cdist(x, x).view(n, count, n, count).mean((1, 3))
-    return cross + cross.T - among - torch.cdist(y, y)
-
-
-def exchange_floor(members: Tensor, truth: Tensor, resamples: Resamples) -> float:
-    """The EXCHANGE_QUANTILE of the energy distance between one member per case (n, d) and truth (n, d) under
-    random exchanges of member and truth in each group. An exact ensemble is below it with that
-    probability."""
-    sums, counts = _by_group(distance_matrix(members[:, None], truth), resamples.groups)
-    generator = torch.Generator().manual_seed(resamples.seed)
-    signs = torch.randint(2, (SWAPS, len(sums)), generator=generator).double() * 2 - 1
-    return float(torch.quantile(((signs @ sums) * signs).sum(1) / counts.sum(), EXCHANGE_QUANTILE))
 
 
 def rank_evenness(counts: Tensor, resamples: Resamples) -> Interval:

@@ -151,6 +151,11 @@ def by_pair(inner: Tensor) -> Tensor:
     return at_once[:, :, one, other]
 
 
+def less(one: Tensor, other: Tensor) -> Tensor:
+    """Of features (n, J, ...), means over samples: (n, figures)."""
+    return (one.mean(1) - other.mean(1)).flatten(1)
+
+
 def compare_features(
     members: Tensor,
     u_ref: Tensor,
@@ -165,9 +170,6 @@ def compare_features(
     samples = truth if law is None else filled(law.double(), valid)
     d, y, e, *place = deviations(x, samples, filled(forecast.double(), valid), law is not None)
     ours, theirs = features_of(d, *place, boundary), features_of(e, *place, boundary)
-
-    def less(one: Tensor, other: Tensor) -> Tensor:
-        return (one.mean(1) - other.mean(1)).flatten(1)
 
     slope = slopes(torch.cat([y, x], 1))
     blocks = torch.cat([theirs.blocks, ours.blocks], 1)
@@ -236,15 +238,13 @@ def likeness(
     alike = (torch.einsum("jax,jx->a", unit, unit.sum(1)) / len(unit) - 1) / max(1, count - 1)
     # the mean of a function of pairs has twice the influence of a start (Hoeffding 1948)
     found["together"] = (2 * alike - alike.mean())[:, None] / unit.any()  # undefined if all samples are equal
-    value, low, high = intervals_together(torch.cat([*found.values()], 1), resamples)
-    ends, out = [torch.split(part, [f.shape[1] for f in found.values()]) for part in (value, low, high)], {}
-    for name, *figures in zip(found, *ends, strict=True):
-        out[name] = dict(zip(("value", "low", "high"), map(numbers, figures), strict=True))
-    return out
+    return intervals_together(found, resamples)
 
 
-def intervals_together(figures: Tensor, resamples: Resamples) -> tuple[Tensor, Tensor, Tensor]:
-    """(value, low, high) of means of figures (n, F) over starts; the intervals hold for all F together."""
+def intervals_together(found: dict[str, Tensor], resamples: Resamples) -> dict[str, dict[str, list]]:
+    """Family -> {value, low, high} of means over starts of its figures (n, F); the intervals of all families
+    hold together."""
+    figures = torch.cat([*found.values()], 1)
     member = group_index(len(figures), resamples.groups)
     num = int(member.max()) + 1
     sums = torch.zeros(num, figures.shape[1], dtype=torch.float64).index_add_(0, member, figures.double())
@@ -253,4 +253,8 @@ def intervals_together(figures: Tensor, resamples: Resamples) -> tuple[Tensor, T
     value, again = sums.sum(0) / sizes.sum(), counts @ sums / (counts @ sizes)[:, None]
     error = (again - value).square().mean(0).sqrt() * (num / max(1, num - 1)) ** 0.5
     widest = torch.nanquantile(((again - value).abs() / error.clamp_min(TINY)).amax(1), INTERVAL)
-    return value, value - widest * error, value + widest * error
+    ends = (value, value - widest * error, value + widest * error)
+    parts, out = [part.split([f.shape[1] for f in found.values()]) for part in ends], {}
+    for name, *three in zip(found, *parts, strict=True):
+        out[name] = dict(zip(("value", "low", "high"), map(numbers, three), strict=True))
+    return out

@@ -4,6 +4,7 @@ An entry is one of ups.results; the form of a sample is in ups.report.figures an
 figures and models that an entry does not have are not shown; null is a dash.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.common.text import file_stem, number
+from ups.evaluation.claims import worst
 from ups.evaluation.gates import horizon_of
 from ups.generative.validation import validated_samplers
 from ups.metrics.ensembles import ENSEMBLES
@@ -23,7 +25,7 @@ from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
 from ups.report import drawing, figures, figures_ensemble
 from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered, render
-from ups.results import OBSERVED, Entry
+from ups.results import OBSERVED, Entry, Interval
 from ups.select import Decision, select_sampler
 from ups.tasks import in_unit
 from ups.training.artifact import read_stage
@@ -31,23 +33,19 @@ from ups.training.artifact import read_stage
 TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
 ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
 OVER_EXACT = Metric("crps_over_exact", "CRPS over exact", "over the CRPS of exact draws; at best 1")
-INDEPENDENCE = Metric(
-    "independence",
-    "independence",
-    "variance of the ensemble mean over that of independent members; 1 for exact draws",
-    best=1.0,
-)
-ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, INDEPENDENCE, *COSTS) if metric.label]]
+ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, *COSTS) if metric.label]]
 STEADY_ROWS = [  # the first two if the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
     Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
     *ENSEMBLE_ROWS,
 ]
-CLIMATE = {
-    "variance": "variance over the truth's",
-    "spectrum_error": "spectrum error, decades",
-    "distance": "distance of values, standard deviations",
-    "memory": "memory over the truth's",
+CLIMATE = {  # family of figures (ups/metrics/climate.py): its figure in words
+    "late mean": "mean",
+    "late variance": "variance, ratio",
+    "late spectrum": "energy in the worst octave, ratio",
+    "late slope": "steepest gradient, ratio",
+    "late memory": "correlation in time",
+    "late start": "correlation with the start",
 }
 DECIDED = ("question", "chosen", "its score", "others", "rule", "trajectories")
 NUM_OTHERS = 4  # in a row of the table of decisions
@@ -74,21 +72,27 @@ def _comparison_table(entry: Entry) -> dict[str, Any]:
     return {"head": ["ratio, paired", *metrics], "rows": rows} if rows else {}
 
 
+def climate_of(entry: Entry, model: str) -> list[Interval | None]:
+    """The worst figure of every family of CLIMATE, None for none; those of logarithms as a ratio."""
+    found = [worst(entry.listed(model, f"likeness/{family}", "long"), 0.0) for family in CLIMATE]
+    return [
+        {end: math.exp(number) for end, number in one.items()}
+        if one and None not in one.values() and words.endswith("ratio")
+        else one
+        for one, words in zip(found, CLIMATE.values(), strict=True)
+    ]
+
+
 def _climate_table(entry: Entry) -> dict[str, Any]:
-    """Statistics of long rollouts relative to the truth, a row per model; {} if there are none."""
+    """Long rollouts beyond the scored leads less exact samples or the data, a row per model; {} if there are
+    none."""
     rows = [
-        Row(
-            "truth, one half beside the other" if model == "truth" else label(model),
-            [entry.number(model, key, "long") for key in (*CLIMATE, "blown_up")],
-        )
+        Row(label(model), [*found, entry.number(model, "blown_up", "long")])
         for model in ordered(entry.models("long"))
-        if entry.value(model, "variance", "long")
+        if any(found := climate_of(entry, model))
     ]
-    head = [
-        f"{entry.number('', 'frames', 'long')} frames, second half",
-        *CLIMATE.values(),
-        "members blown up",
-    ]
+    until = f"{entry.number('', 'frames', 'long')} frames, less the truth's"
+    head = [until, *CLIMATE.values(), "members blown up"]
     return {"head": head, "rows": rows} if rows else {}
 
 
