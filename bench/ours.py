@@ -20,7 +20,6 @@ from bench.baselines import Stopwatch, Trained
 from ups.common.user_solver import solvers_of
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
-from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.base_selection import (
     Shortlist,
@@ -37,14 +36,6 @@ from ups.select import MEASUREMENT, NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, s
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
-
-
-def loss_of(
-    operator: Operator, windows: Windows, batch: Batch, part: slice
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the stage's loss on the rows `part` of a batch."""
-    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, part)
-    return operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
 
 
 def fit_bases(
@@ -157,8 +148,9 @@ def train_ours(
                     break
 
     def loss(now: int) -> Tensor:
-        batch = windows.schedule.batch(len(times))
-        return loss_of(operator, windows, replace(batch, step=now), slice(0, len(batch)))[0]
+        batch = replace(windows.schedule.batch(len(times)), step=now)
+        window = windows.read(operator.heads[batch.task], batch, slice(0, len(batch)))
+        return operator_loss(operator, batch.task, *window, windows.settings.field_weight)[0]
 
     stopped = fit(
         operator,
