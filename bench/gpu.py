@@ -40,6 +40,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ups
 from bench.command import parse
+from bench.profiling import Clock, peaks
 from ups.commands.sweep import INHERITED
 from ups.common.device import computed, precision_in_words
 from ups.common.graphs import NUM_FIRST_CALLS, Captured
@@ -199,7 +200,7 @@ def updates_of(config: Config, operator: Operator, rows: int, is_replayed: bool 
         print=partial(print, flush=True),
         record=failed,
         phase=around,
-        raise_unreported=lambda: None,
+        unreported=None,
         activity=SimpleNamespace(stop_signal=0, step=0, waiting=around),
     )
     sections = config.operator.train, config.operator.optim
@@ -221,18 +222,9 @@ def was_replayed(updates: Updates) -> bool:
 def machine(options: argparse.Namespace) -> Iterator[Row]:
     device, is_gpu = options.device, options.device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
-    source = torch.ones(2**28 if is_gpu else 2**23, device=device)
-    target = torch.empty_like(source)
-    seconds = seconds_of(lambda: target.copy_(source), device)
-    speed = f"{peak(device) / 1e12:.4g} TFLOP/s in {precision_in_words('bf16', device)}"
-    yield f"{name}, torch {torch.__version__}", f"{speed}, {2 * source.nbytes / seconds / 1e9:.4g} GB/s", ""
-
-
-def peak(device: torch.device) -> float:
-    """Return FLOP per second of a product of large matrices."""
-    n = 8192 if device.type == "cuda" else 512
-    a = torch.randn(n, n, device=device, dtype=computed("bf16", device))
-    return 2 * n**3 / seconds_of(partial(torch.matmul, a, a), device)
+    product, copy = peaks(device, computed("bf16", device), Clock(device))
+    speed = f"{product / 1e12:.4g} TFLOP/s in {precision_in_words('bf16', device)}"
+    yield f"{name}, torch {torch.__version__}", f"{speed}, {copy / 1e9:.4g} GB/s", ""
 
 
 def updates(options: argparse.Namespace) -> Iterator[Row]:
@@ -298,7 +290,8 @@ def curve(options: argparse.Namespace) -> Iterator[Row]:
 
 def sizes(options: argparse.Namespace) -> Iterator[Row]:
     name_of_config = "small_11task" if options.tiny else "pdebench_11task"
-    best = peak(options.device)
+    device = options.device
+    best, _ = peaks(device, computed("bf16", device), Clock(device))
     for name, rows, settings in TINY_SIZES if options.tiny else SIZES:
         config = load_config(ROOT / "configs" / f"{name_of_config}.yaml", settings)
         operator = operator_of(config, "bf16", {name: config.task[name].base[-1]}).to(options.device).train()

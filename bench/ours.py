@@ -20,7 +20,6 @@ from bench.baselines import Stopwatch, Trained
 from ups.common.user_solver import solvers_of
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
-from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.base_selection import (
     Shortlist,
@@ -37,14 +36,6 @@ from ups.select import MEASUREMENT, NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, s
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
-
-
-def loss_of(
-    operator: Operator, windows: Windows, batch: Batch, part: slice
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the stage's loss on the rows `part` of a batch."""
-    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, part)
-    return operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
 
 
 def fit_bases(
@@ -74,19 +65,6 @@ def fit_bases(
     return head, shortlist.scores[decisions[0].chosen]
 
 
-def select_network_weight(
-    operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
-) -> tuple[float, Tensor]:
-    """Return the network weight, selected on validation as in train_operator.py, and the `squared_errors` of
-    the weight that was compared with the base.
-    """
-    rows, found = cache.rows_by_parameter("val", SELECTION_FACTOR * num_validated), {}
-    for share in NETWORK_WEIGHTS:
-        found[share] = squared_errors(operator, cache, rows, context, place, share)
-    selection, _ = select_network(cache.task.name, found, cache.trajectory[rows], seed, cache.task.is_driven)
-    return selection["network_weight"], found[selection["compared_weight"]]
-
-
 def train_ours(
     config: Config,
     task: str,
@@ -97,23 +75,22 @@ def train_ours(
     fitted: tuple[TaskHead, float] | None = None,
     modify: Callable[[Operator], None] | None = None,
     windows_of: type[Windows] = Windows,
-    cache: Cache | None = None,
     enough: float = -math.inf,
 ) -> Trained:
     """Train on one task for `budget_seconds` of `clock`, including fits but not validation; weights are
     selected on validation.
 
     fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes
-    the operator before its first step. windows_of: makes its windows. cache: data, if not those of the
-    configuration. enough: a validation error that ends the training early. A start far from all training
-    trajectories is forecast all the same, as the baselines do.
+    the operator before its first step. windows_of: makes its windows. enough: a validation error that ends
+    the training early. A start far from all training trajectories is forecast all the same, as the baselines
+    do.
     """
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, tasks=[task]),
         run=dataclasses.replace(config.run, seed=seed),
     )
-    cache, place = cache or open_cache(config, task), torch.device(device)
+    cache, place = open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(clock), time.process_time()
     head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds, enough)
     torch.manual_seed(seed)
@@ -157,8 +134,9 @@ def train_ours(
                     break
 
     def loss(now: int) -> Tensor:
-        batch = windows.schedule.batch(len(times))
-        return loss_of(operator, windows, replace(batch, step=now), slice(0, len(batch)))[0]
+        batch = replace(windows.schedule.batch(len(times)), step=now)
+        window = windows.read(operator.heads[batch.task], batch, slice(0, len(batch)))
+        return operator_loss(operator, batch.task, *window, windows.settings.field_weight)[0]
 
     stopped = fit(
         operator,
@@ -182,8 +160,13 @@ def train_ours(
     def network_weight() -> float:
         """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make
         none."""
-        num_validated = settings.train.validate_trajectories
-        return select_network_weight(operator, cache, num_validated, context, seed, place)[0]
+        rows = cache.rows_by_parameter("val", SELECTION_FACTOR * settings.train.validate_trajectories)
+        found = {
+            weight: squared_errors(operator, cache, rows, context, place, weight)
+            for weight in NETWORK_WEIGHTS
+        }
+        selection, _ = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
+        return selection["network_weight"]
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         trained.facts = dataclasses.replace(trained.facts, network_weight=network_weight())

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.acceptance import extreme
 from ups.evaluation.break_even import train_seconds
+from ups.evaluation.claims import at
 from ups.report.report import check_results
 from ups.report.sections import CLIMATE, climate_of
 from ups.report.tables import label, markdown_table
-from ups.results import FACTS, Entry, Interval, Results, load
+from ups.results import FACTS, Entry, Interval, Results, Series, load
 
 TRAINED_BY = {
     "scoring": ("scoring",),
@@ -121,6 +121,12 @@ def leads_of(entry: Entry) -> list[float]:
     return entry.by_lead("operator", "ssr").get("lead", [])
 
 
+def worst_of(leads: Series) -> Interval | None:
+    """The lead with the largest value; None if one is undefined or there are none."""
+    values = leads.get("value") or [None]
+    return None if None in values else at(leads, values.index(max(values)))
+
+
 def spread_over(found: list[Interval | None]) -> str:
     """Return the mean of the values and the widest interval of any."""
     if any(entry is None or None in entry.values() for entry in found):
@@ -148,7 +154,7 @@ def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
     return [
         label(model),
         spread_over([entry.value(pair, "crps") for entry in entries]),
-        spread_over([extreme(part, max) if part else None for part in leads]),
+        spread_over([worst_of(part) for part in leads]),
         "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
         *(
             mean([entry.number(model, key) for entry in entries])

@@ -21,9 +21,12 @@ class CallPath(NamedTuple):
         return cls(len(codes), len({code.co_filename for code in codes}), depth)
 
 
+COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # before Python 3.12 calls as well
+
+
 def is_ours(code: CodeType) -> bool:
     """Whether it is a function of ups/ or of a package beside it; lambdas and closures count."""
-    return code.co_filename.startswith(f"{ROOT}/ups") and code.co_name != "<genexpr>"
+    return code.co_filename.startswith(f"{ROOT}/ups") and code.co_name not in COMPREHENSIONS
 
 
 def depth_of(frame: FrameType | None) -> int:

@@ -250,9 +250,7 @@ def operator_of_the_present() -> None:
 
 def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | None = None) -> None:
     """A stage's script on the world under `root`, in a process of its own."""
-    arguments = (module, arguments_of(root, *more), fake)
-    codes, logs = loop_stage.run_ranks(root, loop_stage.run_script, lambda _rank: arguments, timeout_s=300)
-    assert codes == [0], logs
+    loop_stage.run_scripts(root, arguments_of(root, *more), module, before=fake)
 
 
 # ---- samples

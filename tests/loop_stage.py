@@ -265,7 +265,8 @@ def run_script(module: str, arguments: list[str], before: Callable[[], object] |
     if before is not None:
         before()
     sys.argv = [f"{module}.py", *arguments]
-    importlib.import_module(module).main()
+    if status := importlib.import_module(module).main():
+        sys.exit(status)
 
 
 def _rank_process(log: str, environment: dict, target: Callable, arguments: tuple) -> None:
@@ -373,6 +374,14 @@ def end_ranks(
 def run_ranks(*arguments: Any, timeout_s: float = TIMEOUT_S, **options: Any) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of the processes of start_ranks(...)."""
     return end_ranks(start_ranks(*arguments, **options), timeout_s)
+
+
+def run_scripts(root: Path, arguments: list[str], *modules: str, before: Callable | None = None) -> None:
+    """`run_script` of scripts with the same arguments, each in a process of its own, which ends well."""
+    for module in modules:
+        given = (module, arguments, before)
+        codes, logs = run_ranks(root, run_script, lambda _rank, given=given: given, timeout_s=300)
+        assert codes == [0], logs
 
 
 def launch(

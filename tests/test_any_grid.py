@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from commands import python
+from loop_stage import run_scripts
 
 import prepare_cache
 import prepare_data
@@ -77,9 +77,7 @@ def folder(tmp_path_factory) -> Path:
     assert prepare_data.main([*config, "--workers=1"]) == 0
     assert prepare_data.main([*config, "--doctor"]) == 0
     assert prepare_cache.main(config) == 0
-    for script in ("train_operator.py", "evaluate.py"):
-        done = python(script, *config, timeout=300)
-        assert done.returncode == 0, done.stderr
+    run_scripts(root, config, "train_operator", "evaluate")
     return root
 
 

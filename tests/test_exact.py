@@ -13,7 +13,6 @@ from entries import drop, entry_of, place
 from test_base_selection import base_alone
 from torch import Tensor
 
-from bench.acceptance import Row, exact
 from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
@@ -24,7 +23,6 @@ from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, refere
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.metrics.joint import score_joint
 from ups.results import Entry
 from ups.tasks import TASKS, get_task
 from ups_solvers import SOLVERS
@@ -54,7 +52,6 @@ def judged(request):
         "exact": draw(1),
         "again": again,
         "wide": mean + 2 * (again - mean),
-        "narrow": mean + 0.5 * (again - mean),
         "mean": mean,
         "blind": again.roll(1, 0),
         "operator": 1.5 * mean,
@@ -62,20 +59,13 @@ def judged(request):
     }
     law = draw(4, 32)
     scores = {
-        name: {
-            **score_ensemble(drawn, u[:, 1:], task.boundary, exact=law),
-            **score_joint(drawn, u[:, 1:], task.boundary, mean[:, 0], law),
-        }
-        for name, drawn in shown.items()
+        name: score_ensemble(drawn, u[:, 1:], task.boundary, exact=law) for name, drawn in shown.items()
     }
     entry = Entry("t", "ensembles", {"best_cheap": "cheap"})
-    entry.add("", {"members": 24})
     for name, rows in scores.items():
         entry.add(name, summarise_ensemble(rows, Resamples(200, 0)))
         entry.add(name, {"nonfinite_trajectories": 0}, "one step")
-        versus = compare_ensembles(rows, scores["exact"], Resamples(200, 0))
-        entry.add(f"{name} / exact", versus)
-        entry.add(name, {"crps_over_exact": versus["crps"]}, "one step")
+        entry.add(f"{name} / exact", compare_ensembles(rows, scores["exact"], Resamples(200, 0)))
     best = compare_ensembles(scores["operator"], scores["bayes_mean"], Resamples(200, 0))
     entry.add("operator / bayes_mean", best)
     laws = {}
@@ -95,13 +85,6 @@ def as_corrector(entry: Entry, name: str) -> Entry:
     return made
 
 
-def missed(entry: Entry, name: str) -> set[str]:
-    """Words of the criteria that it misses."""
-    rows = [Row("t", *row) for row in exact("2", "corrector", as_corrector(entry, name), 1.05)]
-    assert len(rows) == 6
-    return {row.criterion.split(": ")[1] for row in rows if not row.passed}
-
-
 def test_exact_samples_pass_and_their_mean_is_the_best_single_forecast(judged):
     _, entry = judged
     found = entry.by_lead("again / exact", "crps")
@@ -109,23 +92,6 @@ def test_exact_samples_pass_and_their_mean_is_the_best_single_forecast(judged):
     assert all(0.9 < ssr < 1.1 for ssr in entry.by_lead("again", "ssr")["value"])
     errors = {name: entry.number(name, "nrmse_mean") for name in entry.models()}
     assert errors["mean"] < 1.01 * min(errors.values()) and errors["operator"] > 1.05 * errors["mean"]
-
-
-@pytest.mark.parametrize(
-    ("fake", "words"),
-    [
-        ("wide", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, largest"}),
-        (
-            "narrow",
-            {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"},
-        ),
-        ("mean", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
-        ("blind", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
-    ],
-)
-def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words):
-    """Twice too wide, half as wide, a single forecast, and draws from another state."""
-    assert words <= missed(judged[1], fake), missed(judged[1], fake)
 
 
 @pytest.mark.parametrize(

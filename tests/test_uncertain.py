@@ -4,8 +4,10 @@ them."""
 from pathlib import Path
 
 import pytest
-from commands import python
+from loop_stage import run_scripts
 
+import prepare_cache
+import prepare_data
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.evaluation.gates import check_gates
@@ -18,7 +20,6 @@ TASKS = {  # with a base that is fitted in seconds
     "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13, patch: 2, history: 2, "
     "base: [propagator]}",
 }
-SCRIPTS = "prepare_data prepare_cache train_operator train_diffusion train_consistency evaluate".split()
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,8 @@ def report(tmp_path_factory) -> Path:
         f"data.tasks=[{', '.join(TASKS)}]",
         *[f"task.{name}={settings}" for name, settings in TASKS.items()],
     ]
-    for script in SCRIPTS:
-        done = python(f"{script}.py", *arguments, timeout=600)
-        assert done.returncode == 0, (script, done.stderr[-2000:])
+    assert prepare_data.main([*arguments, "--workers=1"]) == 0 and prepare_cache.main(arguments) == 0
+    run_scripts(root, arguments, "train_operator", "train_diffusion", "train_consistency", "evaluate")
     return root / "runs/smoke/report"
 
 

@@ -17,6 +17,7 @@ from user_files import (
     T,
     X,
     Y,
+    doctor,
     forecast,
     operator_on,
     overlay,
@@ -34,8 +35,6 @@ from ups.common.text import markdown
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.doctor import examine
-from ups.data.sources import open_user
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.forecast_xarray import label, unlabel
@@ -316,12 +315,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
     described = describe_file(sorted(map(str, tmp_path.glob("*.[hn]*")))[0])
     assert "include: configs/small.yaml" in described and "?" in described
     config, cache, operator = operator_on(tmp_path, settings, network=False)
-    [(_, findings)] = examine(
-        [("ks", tmp_path / "a")],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
+    findings = doctor(config)
     assert not any(finding.severity == "error" for finding in findings), findings
     entry, samples = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")

@@ -6,12 +6,11 @@ from collections import Counter
 import h5py
 import numpy as np
 import pytest
-from user_files import DT, N, T, X, counted_requests, overlay, read, section, waves, write
+from user_files import DT, N, T, X, counted_requests, doctor, overlay, read, section, waves, write
 
 import prepare_data
 from ups.config.load import load_config
 from ups.data.doctor import examine
-from ups.data.sources import open_user
 
 GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]  # its mean moves, its range widens
 
@@ -45,12 +44,7 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
     t, x = np.arange(6.0)[:, None], 2 * np.pi * np.arange(cells) / cells
     u = np.stack([np.sin(x + i + t) + 0.1 * np.sin(waves_of // 2 * x + 2 * i - t) for i in range(20)])
     config, *_ = read(tmp_path, section(tmp_path, files=str(write(tmp_path / "a.h5", u=u))))
-    [(path, findings)] = examine(
-        [("ks", tmp_path / "a")],
-        val_fraction=0.2,
-        test_fraction=0.3,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
+    findings = doctor(config, test_fraction=0.3)
     cautions = [f"{one.what} {one.do}" for one in findings if one.severity == "caution"]
     assert {one.severity for one in findings} <= {"caution", "info"} and bool(cautions) == bool(message)
     assert not message or re.search(message, " ".join(cautions))
@@ -113,12 +107,7 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
         if f"out of task.ks.{word}" in do or (word == "conserved" and severity == "info")
     }
     config = load_config(overlay(tmp_path, section(tmp_path, patch=1, **settings)))
-    [(_, findings)] = examine(
-        [("ks", tmp_path / "a.h5")],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
+    findings = doctor(config)
     assert any(
         finding.severity == severity and re.search(what, finding.what) and do in finding.do
         for finding in findings
@@ -155,12 +144,7 @@ def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, ve
     0.09 as a vector."""
     write(tmp_path / "a.h5", u=u)
     config = load_config(overlay(tmp_path, section(tmp_path, symmetries=["mirror"], vector=vector)))
-    [(_, findings)] = examine(
-        [("ks", tmp_path / "a.h5")],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
+    findings = doctor(config)
     found = [finding for finding in findings if "mirrored along x" in finding.what]
     assert [finding.severity for finding in found] == ["error"] * bool(word)
     assert not word or (f"goes with {word} (" in found[0].what and "task.ks.vector" in found[0].do)

@@ -13,13 +13,13 @@ import torch
 import xarray
 import yaml
 from test_house import ROOT
+from user_files import doctor
 
 from ups.commands import predict
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.doctor import examine
 from ups.data.schedule import Batch
 from ups.data.sources import open_user
 from ups.evaluation.forecast import assess_forecasts
@@ -435,12 +435,7 @@ def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks
     text = describe_file(str(tmp_path / "runs.h5"))  # a group for each run
     assert '"*/f": [time]' in text and "forcing: [f]" in text and "parameters: {" not in text
     config = configured(tmp_path, keys)
-    [(_, findings)] = examine(
-        [("heat", tmp_path / "heat.h5")],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"heat": lambda: open_user(config, "heat")},
-    )
+    findings = doctor(config, "heat")
     assert any(
         found.severity == "error" and "trajectory 3, frame 2, f" in found.what for found in findings
     ), findings

@@ -11,6 +11,7 @@ from user_files import (
     T,
     X,
     Y,
+    doctor,
     forecast,
     operator_on,
     overlay,
@@ -24,7 +25,6 @@ from user_files import (
 from ups.config.load import load_config, to_dict
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.doctor import examine
 from ups.data.sources import open_user
 from ups.data.tokenizer import PatchMoments, Tokenizer, mask_as_text, mask_from_text
 from ups.evaluation.forecast import assess_forecasts
@@ -45,16 +45,6 @@ def sea(value=np.nan, num=12):
     u = waves((num, T, X, Y))
     u[:, :, LAND] = value
     return u
-
-
-def doctor(config):
-    [(_, findings)] = examine(
-        [("ks", open_user(config, "ks").path)],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
-    return findings
 
 
 def test_scores_of_a_masked_field_are_those_of_its_other_cells():

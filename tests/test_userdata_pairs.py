@@ -2,18 +2,16 @@
 report."""
 
 import copy
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import yaml
-from commands import python
+from loop_stage import run_scripts
 from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
-import evaluate
 import prepare_cache
 from ups.evaluation.gates import check_gates, check_usability
 from ups.report import report
@@ -70,13 +68,10 @@ def pairs(tmp_path_factory):
 
 
 @pytest.mark.faults
-def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, monkeypatch):
+def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
     arguments = ["--config", str(pairs / "pairs.yaml")]
     assert prepare_cache.main(arguments) == 0
-    done = python("train_operator.py", *arguments, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    assert evaluate.main() == 0
+    run_scripts(pairs, arguments, "train_operator", "evaluate")
     folder = pairs / "runs" / "pairs" / "report"
     tasks = load(folder).tasks
     assert [tasks[name].number("", "num_frames_predicted") for name in ("frames", "map")] == [1, 1]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import xarray
 import yaml
-from user_files import DT, SMALL, N, T, X, overlay, read, section, waves, write
+from user_files import DT, SMALL, N, T, X, doctor, overlay, read, section, waves, write
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
-from ups.data.doctor import examine, report
+from ups.data.doctor import report
 from ups.data.sources import open_user
 from ups.userdata.describe import describe_file
 from ups.userdata.readers import open_store
@@ -40,13 +40,8 @@ def test_fields_in_separate_files_are_read_as_one(tmp_path):
     assert is_up_to_date(config, "ks")[0]
     write(tmp_path / "v_3.h5", v=V[3] + 1e-3, t=DT * np.arange(T), x=np.arange(X) * 22 / X)
     assert not is_up_to_date(config, "ks")[0]
-    [(path, findings)] = examine(
-        [("ks", source.path)],
-        val_fraction=0.2,
-        test_fraction=0.2,
-        declared={"ks": lambda: open_user(config, "ks")},
-    )
-    assert ": missing" not in report(path, findings) and not any(
+    findings = doctor(config)
+    assert ": missing" not in report(source.path, findings) and not any(
         finding.severity == "error" for finding in findings
     )
     resolved = load_config(

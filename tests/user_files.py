@@ -11,7 +11,8 @@ import yaml
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.sources import open_sources
+from ups.data.doctor import examine
+from ups.data.sources import open_sources, open_user
 from ups.evaluation.gates import check_usability
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
@@ -151,6 +152,15 @@ def forecast(operator, cache, frames=6):
     head, rows = operator.heads["ks"], torch.arange(3)
     z = cache.batch(rows, 0, 1)
     return head.physical(z), head.physical(operator.rollout(z, "ks", cache.parameters[rows], frames))
+
+
+def doctor(config, name="ks", test_fraction=0.2):
+    """What the doctor finds in the files that a section declares."""
+    declared = {name: lambda: open_user(config, name)}
+    [(_, findings)] = examine(
+        [(name, Path(name))], val_fraction=0.2, test_fraction=test_fraction, declared=declared
+    )
+    return findings
 
 
 def film(frames=200, cells=64):

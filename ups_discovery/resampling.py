@@ -168,21 +168,29 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
     tried = [one for columns in tiers if (one := Resampled.of(blocks, columns, seed)).sizes]
     if not tried:
         return [], []
+    # the fewest terms of any tier that are as good as the best of all tiers
     best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
-    size, place = min(
+    as_good = [
         (size, place)
         for place, one in enumerate(tried)
         for size, losses in zip(one.sizes, one.losses.mT, strict=True)
         if fraction_as_good(losses, best) >= MIN_TIES
-    )
+    ]
+    size, place = min(as_good)
+    # of the sets of so many terms that samples prefer, the one that fits all windows best
     total = blocks.sum(0)
-    best = min((path[size] for path in tried[place].paths), key=lambda c: fit(total, c))
-    terms = certain(blocks, best, MIN_STANDARD_ERRORS)
-    most = len(terms) + MOST_MORE
-    pool = {some for one in tried for sets in one.pool.values() for some in sets if len(some) <= most}
-    others = ([*some] for some in sorted(pool) if {*some} != {*terms})
-    rivals = [some for some in others if certain(blocks, some, MIN_OF_RIVALS) == some]
-    return terms, rivals
+    columns = min((path[size] for path in tried[place].paths), key=lambda columns: fit(total, columns))
+    terms = certain(blocks, columns, MIN_STANDARD_ERRORS)
+    return terms, rivals_of(blocks, terms, tried)
+
+
+def rivals_of(blocks: Tensor, terms: list[int], tried: list[Resampled]) -> list[list[int]]:
+    """The sets that samples prefer, other than `terms`, whose columns are all certain: with at most MOST_MORE
+    columns more."""
+    pool = set().union(*(sets for one in tried for sets in one.pool.values()))
+    others = [[*columns] for columns in sorted(pool) if {*columns} != {*terms}]
+    others = [columns for columns in others if len(columns) <= len(terms) + MOST_MORE]
+    return [columns for columns in others if certain(blocks, columns, MIN_OF_RIVALS) == columns]
 
 
 def without_uncertain(

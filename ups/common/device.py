@@ -59,11 +59,6 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_on)
 
 
-def pinned(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """`tensor`, from main memory, pinned if `device` is a GPU, so that a copy can start at once."""
-    return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
-
-
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """`tensor`, from main memory, on `device`.
 
@@ -71,7 +66,8 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     torch keeps that memory until it is done.
     """
     assert tensor.device.type == "cpu", tensor.device  # a copy from the device has to wait
-    return pinned(tensor, device).to(device, non_blocking=True)
+    tensor = tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
+    return tensor.to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------- public calls

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.common.device import pinned, send
+from ups.common.device import send
 from ups.common.progress import beat
 from ups.data.seal import refusal
 from ups.data.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class Latents:
     ) -> Tensor:
         """Windows (B, length, *tokens, dim), float32, on `device`; see `Cache.batch`."""
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
-        z = self.ahead.pop(_request(rows, starts, length), None)
+        z = self.ahead.pop(_request(rows, starts, length), None) if self.ahead else None
         z = self._read(rows, starts, length) if z is None else z
         z = z if self.is_placed else send(z, device)
         return z.to(device, torch.float32).view(len(rows), length, *self.shape[2:])
@@ -74,7 +74,9 @@ class Latents:
         """Read the windows of the next `gather` into pinned memory; see `Cache.read_ahead`."""
         if device.type in ASYNCHRONOUS and not self.is_placed:
             starts = torch.as_tensor(starts, dtype=torch.int64)
-            self.ahead = {_request(rows, starts, length): pinned(self._read(rows, starts, length), device)}
+            z = self._read(rows, starts, length)
+            z = z.pin_memory() if device.type == "cuda" else z
+            self.ahead = {_request(rows, starts, length): z}
 
     def _read(self, rows: Tensor, starts: Tensor, length: int) -> Tensor:
         """Windows (B, length * frame), in the stored type, on the device of the frames."""

@@ -54,9 +54,9 @@ def is_trunk(name: str) -> bool:
 
 
 @torch.no_grad()
-def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
+def copy_trunk(network: TaskNetwork, parent: TaskNetwork) -> None:
     """Copy the trunk, and the private weights in the blocks: for each task from the parent's task of the same
-    name, else from `sibling`, else the mean over the parent's tasks.
+    name, else the mean over the parent's tasks.
 
     Weights stay as they are if no task of the parent has such weights, because its dimensions or boundaries
     differ.
@@ -67,11 +67,8 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
         if is_trunk(name):
             sources = [name]
         elif name.startswith("backbone."):
-            source = task if task in parent.names else sibling
-            sources = [
-                name.replace(f".own.{task}.", f".own.{other}.")
-                for other in ([source] if source else parent.names)
-            ]
+            others = [task] if task in parent.names else parent.names
+            sources = [name.replace(f".own.{task}.", f".own.{other}.") for other in others]
         else:
             continue
         sources = [other for other in sources if other in given and given[other].shape == tensor.shape]

@@ -149,8 +149,11 @@ class MuonAdamW(torch.optim.Optimizer):
 
 def stepped(group: dict[str, Any], only: str | None) -> list[Tensor]:
     """The parameters of a group that a step of the task `only` (None: of any) updates."""
-    members = [p for p in group["params"] if p.grad is not None]
-    return members if only is None else [p for p in members if getattr(p, "task", only) == only]
+    return [
+        p
+        for p in group["params"]
+        if p.grad is not None and (only is None or getattr(p, "task", only) == only)
+    ]
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -114,11 +114,6 @@ class Ranks:
             self.raise_if_any(cause, doing)
         return result
 
-    def raise_unreported(self) -> None:
-        """Raise the error of this rank alone, where all ranks can agree on it."""
-        if self.unreported is not None:
-            raise self.unreported
-
     def raise_if_any(self, cause: str | None, doing: str) -> None:
         """Raise StageError on every rank if any of them has a cause. A collective."""
         for rank, other in enumerate(self.gather(cause)):

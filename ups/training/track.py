@@ -81,7 +81,8 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Force everything to disk. Raises OSError if that fails or a line is missing."""
-        self.ranks.raise_unreported()
+        if self.ranks.unreported is not None:
+            raise self.ranks.unreported
         if self.tracker is not None:
             self.tracker.flush()
 

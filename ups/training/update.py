@@ -133,36 +133,15 @@ class Updates:
         read_ahead: ReadAhead = read_nothing,
         only: str | None = None,
     ) -> Update:
-        """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
+        """One update over the global batch, of which this rank has `size` rows; see `Run.update`.
+
+        A collective. The gradient is computed again, with half the micro-batch, while any rank runs out of
+        memory.
+        """
         if len(self._ends) > 1 and only is None:
             raise ValueError(NO_TASK)
         self._buffer = self._flat[: self._ends.get(only, self._ends[None])]  # what a step of this task uses
-        step = self.counters.step
-        metrics, counts, norm = self._sum_gradient(loss_function, size, read_ahead)
-        loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
-        is_finite = math.isfinite(loss) and math.isfinite(norm)
-        factor = learning_rate(step, self.train.steps, self.optim)
-        if is_finite:
-            scale = min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS]
-            self._buffer[GRADIENTS:].mul_(scale)
-            self._apply(factor, only)
-            self.counters.num_skipped_in_row = 0
-        else:
-            self._skip(loss)
-        self.counters.step = self.ranks.activity.step = step + 1
-        return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
-
-    # ---------------------------------------------------------------- gradients
-
-    def _sum_gradient(
-        self, loss_function: LossFunction, size: int, read_ahead: ReadAhead
-    ) -> tuple[list[tuple[str, Tensor, int]], list[float], float]:
-        """Fill the buffer with the gradient of the sum of the loss over the rows of all ranks; (metrics of
-        this rank's passes, counts over all ranks, norm of the whole gradient). A collective.
-
-        It is repeated with half the micro-batch while any rank runs out of memory.
-        """
-        doing = f"computing step {self.counters.step}"
+        step, doing = self.counters.step, f"computing step {self.counters.step}"
         random_state = torch_random_state(self.ranks.device)
         while True:
             with self.ranks.phase(doing):
@@ -176,9 +155,21 @@ class Updates:
             if counts[FATAL]:
                 self.ranks.raise_if_any(cause, doing)
             if not counts[OUT_OF_MEMORY]:
-                return metrics, counts, norm
+                break
             self._halve(int(counts[OUT_OF_MEMORY]))
             set_torch_random_state(random_state, self.ranks.device)
+        loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        factor = learning_rate(step, self.train.steps, self.optim)
+        if is_finite:
+            scale = min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS]
+            self._buffer[GRADIENTS:].mul_(scale)
+            self._apply(factor, only)
+            self.counters.num_skipped_in_row = 0
+        else:
+            self._skip(loss)
+        self.counters.step = self.ranks.activity.step = step + 1
+        return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
 
     def _backward(
         self, loss_function: LossFunction, size: int, read_ahead: ReadAhead = read_nothing
@@ -190,7 +181,8 @@ class Updates:
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
         try:
-            self.ranks.raise_unreported()
+            if self.ranks.unreported is not None:
+                raise self.ranks.unreported
             for first in range(0, size, self.counters.micro_batch):
                 rows = slice(first, min(first + self.counters.micro_batch, size))
                 num_rows = rows.stop - rows.start
