@@ -164,7 +164,7 @@ profile: cache                ## Time of the parts of a training step, and a tra
 	$(PY) -m bench.profiling $(or $(STAGE),$(error STAGE is missing, such as STAGE=operator)) $(FLAGS)
 
 sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and compare on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
-	$(PY) -m ups.commands.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
+	$(PY) -m bench.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
 	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
 
 bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table

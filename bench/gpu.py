@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ups
 from bench.command import parse
 from bench.profiling import Clock, peaks
-from ups.commands.sweep import INHERITED
+from bench.sweep import INHERITED
 from ups.common.device import computed, precision_in_words
 from ups.common.graphs import NUM_FIRST_CALLS, Captured
 from ups.common.place import ROOT

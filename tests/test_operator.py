@@ -9,6 +9,7 @@ import math
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import loop_stage
 import numpy as np
+import psutil
 import pytest
 import torch
 from finished import write_stage
@@ -45,7 +47,7 @@ from ups.models.loss import (
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import rollout
+from ups.models.rollout import in_segments, rollout
 from ups.models.windows import Windows, augment
 from ups.select import pooled, select_network
 from ups.tasks import TASKS, get_task
@@ -1156,8 +1158,9 @@ def smooth_latents(operator: Operator, name: str) -> Tensor:
     return codec.encode(0.3 * torch.stack(fields).view(1, history, codec.num_channels, *codec.space))
 
 
+@pytest.mark.parametrize("num_frames", [0, 5])  # 0: one call of `forward`; 5: two in a segment
 @pytest.mark.parametrize("name", load_config(ROOT / "configs" / "pretrained.yaml").data.tasks)
-def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(published, monkeypatch, name):
+def test_a_gradient_is_the_derivative_by_latents_and_parameters(published, monkeypatch, name, num_frames):
     head, source = published.head(name), torch.Generator().manual_seed(2)
     z, known = smooth_latents(published, name), head.facts.parameters
     is_fitted = head.base.needs_fitted_parameters and bool(known)
@@ -1176,8 +1179,13 @@ def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(publ
         wanted = [one for one in given if one.requires_grad and one.numel()]
         return (weights, *torch.autograd.grad((out * weights).sum(), wanted))
 
-    public = gradients(published, z.float())  # in float32
-    call = Operator.forward.__wrapped__.__get__(published_operator().double())
+    def call_of(operator: Operator) -> partial:
+        length = 1 if operator.head(name).task.is_steady else num_frames
+        rolled = partial(operator.rollout, num_frames=length)
+        return rolled if num_frames else partial(Operator.forward.__wrapped__, operator)
+
+    public = gradients(published if not num_frames else call_of(published), z.float())  # in float32
+    call = call_of(published_operator().double())
     monkeypatch.setattr(Tensor, "float", Tensor.double)
     try:
         torch.set_default_dtype(torch.float64)
@@ -1188,7 +1196,7 @@ def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(publ
                 ends = [call(z + sign * dz, name, raw + sign * d_raw) for sign in (1, -1)]
             return float(((ends[0] - ends[1]) * weights).sum()) / 2
 
-        dz = 1e-5 * torch.randn(z.shape, generator=source)
+        dz = 1e-6 * torch.randn(z.shape, generator=source)
         assert float((by_z * dz).sum()) == pytest.approx(change(dz, 0 * raw), rel=1e-5)
         for gradient in by_raw:
             d_raw = 1e-6 * raw
@@ -1211,14 +1219,20 @@ def test_a_call_with_gradients_gives_the_numbers_of_one_without(published):
         assert torch.equal(published(z.requires_grad_(), name, raw), right), name
 
 
-def test_a_rollout_refuses_a_tensor_that_requires_a_gradient(published):
-    z = smooth_latents(published, "burgers1d").float().requires_grad_()
-    with pytest.raises(
-        ValueError, match="a rollout of burgers1d was given a tensor that requires a gradient"
-    ):
-        published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2)
-    with torch.no_grad():
-        assert published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2).shape[1] == 2
+def test_a_gradient_takes_the_memory_of_few_of_the_steps():
+    def most_bytes(wrap: Callable) -> int:
+        found, of_process = [], psutil.Process().memory_info
+
+        def step(u: Tensor, num_done: int) -> Tensor:
+            found.append(of_process().rss)
+            return (u[0].expand(256, -1) * torch.ones(256, 1)).sin().mean(0)[None, None]
+
+        u = torch.ones(1, 1, 2**12, requires_grad=True)
+        rollout(wrap(step), u, 36, 1)[:, -1].sum().backward()
+        return max(found) - found[0]
+
+    plain = most_bytes(lambda step: step)
+    assert plain > 36 * 2**22 and most_bytes(lambda step: in_segments(step, 36, 1, 1)) < plain / 2
 
 
 def test_a_base_of_another_kind_than_those_of_this_version_is_refused_by_name():

@@ -35,6 +35,7 @@ LAB = {
 }
 README = PAGES["README.md"]
 RUN_PAGES = ("README.md", "docs/training.md", "docs/forecasts.md", "docs/tasks.md", "docs/own_data.md")
+QUICK_PAGE = "docs/trust.md"  # its blocks need pretrained/ alone
 TRAIN = {
     "steps": 10,
     "validate_every": 10,
@@ -384,6 +385,12 @@ def test_the_first_block_of_readme_forecasts_what_it_says(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     runpy.run_path("block.py")
     assert capsys.readouterr().out.strip() == text.strip().rsplit("# ", 1)[1]
+
+
+def test_the_blocks_of_derivatives_run_on_the_published_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "blocks.py").write_text("".join(text for kind, text in blocks_of(QUICK_PAGE) if kind))
+    runpy.run_path(str(tmp_path / "blocks.py"))
 
 
 @needs_make

@@ -19,7 +19,7 @@ from entries import drop
 from markupsafe import escape
 from PIL import Image
 
-from ups.commands import sweep
+from bench import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
 from ups.evaluation.break_even import add_costs, conclude

@@ -1,4 +1,4 @@
-"""Sweeps (ups/commands/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of
+"""Sweeps (bench/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of
 it."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import yaml
 from commands import run
 from test_base_selection import TINY
 
-from ups.commands import sweep
+from bench import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import load_config

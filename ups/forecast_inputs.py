@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from ups.common.device import has_gradient
 from ups.data.tokenizer import Tokenizer
 from ups.forecast_xarray import as_tensor, unlabel_forcing
 from ups.models.facts import is_count, is_whole
@@ -54,7 +55,7 @@ def start(
     u = codec.masked(u, torch.nan)
     u = head.task.counted(u, codec.fields)  # in float64, before anything is rounded to float32
     if not extrapolate:
-        check_start_range(head, u)
+        check_start_range(head, u.detach())
     values = check_parameters(head, parameters, len(u), extrapolate)
     u_trained = u
     space, boundary = tuple(u.shape[3:]), head.task.boundary
@@ -67,7 +68,7 @@ def start(
             )
         u_trained = on_grid(u, codec.space, boundary)
         change, variation = on_grid(u_trained, space, boundary).double() - u, u - u.double().mean()
-        lost = float(change.norm() / variation.norm().clamp_min(1e-150))
+        lost = float(change.detach().norm() / variation.detach().norm().clamp_min(1e-150))
         waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
         warnings.warn(
             f"{head.name}: resampled from the grid {space} to the trained grid {codec.space} and back "
@@ -235,6 +236,8 @@ def warning_of(head: TaskHead, u_pred: Tensor, validated: int | None = None) -> 
     ways += [
         f"reaches the bounds of the training data (their range and half of it on both sides) in frame "
         f"{first}, where it is cut, so it is wrong from there on"
+        + " and its gradient there is 0"
+        * has_gradient(u_pred)
     ] * (first > 0)
     if not ways:
         return ""
@@ -360,6 +363,6 @@ def read_forcing(
             "infinity or masked values; expected finite numbers. Fill or repair it."
         )
     if not extrapolate:
-        _check_range(head, "forcing ", names, f, head.facts.forcing_range or {})
+        _check_range(head, "forcing ", names, f.detach(), head.facts.forcing_range or {})
     f = f if space == codec.space else on_grid(f, codec.space, task.boundary)
     return codec.normalise(f.to(head.scale.device, torch.float32))

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from ups.common.device import ONE_CALL, refuse_gradient
+from ups.common.device import refuse_gradient
 from ups.tasks import Task
 
 AXIS_TOLERANCE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
@@ -19,21 +18,20 @@ Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or
 
 def as_tensor(u: Any, name: str) -> Tensor:
     """Real numbers of any kind as a float tensor: float64 if the kind is wider than float32, else float32.
-    Masked values become NaN. Raises ValueError, with `name`, for anything else, also for a tensor that
-    requires a gradient."""
+    Masked values become NaN. Raises ValueError, with `name`, for anything else, also for a list of tensors
+    that require a gradient."""
     if isinstance(u, Tensor):
-        refuse_gradient(name, ONE_CALL, u)
         if u.is_complex():
             raise _not_numbers(name, str(u.dtype))
         return u.to(torch.promote_types(u.dtype, torch.float32))
-    try:
-        with torch.enable_grad():  # in which torch refuses to lose a gradient
+    with torch.enable_grad():  # in which torch refuses to lose a gradient
+        try:
             values = np.asanyarray(u)
-    except RuntimeError:
-        refuse_gradient(name, ONE_CALL, *(one for one in tree_leaves(u) if isinstance(one, Tensor)))
-        raise
-    except ValueError:  # lists of unequal lengths
-        raise _not_numbers(name, "lists of unequal lengths") from None
+        except RuntimeError:
+            refuse_gradient(name, "a list of tensors loses it (torch.stack keeps it)", u)
+            raise
+        except ValueError:
+            raise _not_numbers(name, "lists of unequal lengths") from None
     if values.dtype.kind not in "biuf":
         raise _not_numbers(name, f"an array of {values.dtype}" if values.ndim else f"{u!r:.40}")
     kind = np.promote_types(values.dtype.newbyteorder("="), np.float32)

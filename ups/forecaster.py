@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ups.common.device import plain_torch
+from ups.common.device import has_gradient, plain_torch, refuse_gradient
 from ups.common.place import HUB, make_target
 from ups.forecast_inputs import Values, check_random, encoded, finished, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
@@ -116,7 +116,7 @@ class Forecaster:
             lines.append(f"  {name}: {fields} on {grid} ({known['boundary']}){time}{ranges}")
         return "\n".join(lines)
 
-    @plain_torch()
+    @plain_torch(keeps_gradient=True)
     def forecast(
         self,
         task: str,
@@ -140,18 +140,20 @@ class Forecaster:
         resample: interpolate a field on another grid to the trained one, and the forecast back; warns how
         much of the field is lost (`ups_discovery.spectral.interpolation`).
         extrapolate: allow parameters, forcing and starts outside the trained range.
+        The forecast keeps the gradient of u0, parameters and forcing where they are tensors; steps between
+        are computed again for it (`ups.models.rollout.in_segments`).
 
         Raises ValueError, by name, for anything that was not trained. Warns if the forecast is not finite,
         leaves the range of the training data or is longer than the evaluated horizon.
         """
-        head, (u, restore) = self.operator.head(task), self._read(task, u0, ("time",))
+        head, (u, restore) = self.operator.head(task), self._read(task, u0, ("time",), parameters, forcing)
         w, values = start(head, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate)
         num_frames = int(num_frames)  # NumPy's integers overflow
         f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
         return restore(finished(head, head.codec.denormalise(w_pred), u))
 
-    @plain_torch()
+    @plain_torch(keeps_gradient=True)
     def sample(
         self,
         task: str,
@@ -189,7 +191,8 @@ class Forecaster:
         from ups.generative.sampling import Starts, sample_states
 
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
-        head, (u, restore) = self.operator.head(task), self._read(task, u0, ("member", "time"))
+        head = self.operator.head(task)
+        u, restore = self._read(task, u0, ("member", "time"), parameters, forcing)
         w, values = start(
             head,
             u,
@@ -209,7 +212,7 @@ class Forecaster:
         validated = sampler and sampler.network.heads[task].facts.horizon
         return restore(finished(head, head.physical(z_pred), u, validated))
 
-    @plain_torch()
+    @plain_torch(keeps_gradient=True)
     def prior(
         self,
         task: str,
@@ -231,6 +234,8 @@ class Forecaster:
         from ups.generative.observation import observe_cells
         from ups.generative.sampling import sample_solutions
 
+        why = "the solutions of a prior have none (a forecast has)"
+        refuse_gradient(task, why, a_observed, mask, parameters)
         sampler = self._sampler(task, "prior", members, is_steady=True)
         u, restore = self._read(task, a_observed, ("member",))
         head = self.operator.head(task)
@@ -255,6 +260,19 @@ class Forecaster:
         observation = observe_cells(codec.normalise(counted.to(w)), observed.to(w))
         draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
         return restore(finished(head, draws, u))
+
+    def vjp(self, task: str, *given: Any, **options: Any) -> tuple[Field, Callable[..., dict[str, Field]]]:
+        """(the forecast, pull): pull(v) is the derivative of sum(v * forecast) by name: "u0" (NumPy or
+        torch), the parameters and the forcing. Arguments, errors and warnings as in `forecast`."""
+        from ups.forecast_derivatives import vjp
+
+        return vjp(self.forecast, self.operator.head(task), *given, **options)
+
+    def jvp(self, task: str, *given: Any, along: Mapping[str, Any], **options: Any) -> tuple[Field, Field]:
+        """(the forecast, its derivative along changes by name), in forward mode: names as in `vjp`."""
+        from ups.forecast_derivatives import jvp
+
+        return jvp(self.forecast, self.operator.head(task), *given, along=along, **options)
 
     @plain_torch()
     def equation(self, task: str, value: int = 0) -> "FoundEquation":
@@ -313,9 +331,14 @@ class Forecaster:
             )
         return sampler
 
-    def _read(self, task: str, u0: Field, axes: tuple[str, ...]) -> tuple[Tensor, Callable[[Tensor], Field]]:
+    def _read(
+        self, task: str, u0: Field, axes: tuple[str, ...], *given: Any
+    ) -> tuple[Tensor, Callable[[Tensor], Field]]:
         """u0 as (batch, time, C, *space), floats, and a function that turns (batch, *axes, C, *space) into
-        the same kind of field."""
+        the same kind of field, which loses a gradient of what is given beside a start that is no tensor."""
+        if not isinstance(u0, Tensor) and has_gradient(u0, given):
+            why = "a forecast is no tensor if its start is none (torch.as_tensor(u0) is one)"
+            refuse_gradient(task, why, u0, given)
         head = self.operator.head(task)
         codec, values, dt = head.input_codec, u0, head.facts.dt
         is_labelled, batch = hasattr(u0, "dims"), []  # xarray

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.utils._pytree import tree_leaves
 
-ONE_CALL = "a forecast has none (one call on latents has: model.operator(z, task, parameters))"
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv)
 # of the process: (read, set, value in public calls). Everything else belongs to a thread.
@@ -138,9 +139,18 @@ def plain_torch(keeps_gradient: bool = False) -> Iterator[None]:
         PROCESS.leave()
 
 
-def refuse_gradient(what: str, why: str, *given: Tensor | None) -> None:
-    """Raise ValueError if a tensor has a gradient, in reverse or forward mode, which the call would lose."""
-    if any(u is not None and (u.requires_grad or unpack_dual(u).tangent is not None) for u in given):
+def has_gradient(*given: Any) -> bool:
+    """Whether a tensor in nested containers has a gradient to keep, in reverse or forward mode."""
+    is_recorded = torch.is_grad_enabled()
+    return any(
+        isinstance(u, Tensor) and ((is_recorded and u.requires_grad) or unpack_dual(u).tangent is not None)
+        for u in tree_leaves(given)
+    )
+
+
+def refuse_gradient(what: str, why: str, *given: Any) -> None:
+    """Raise ValueError if a tensor has a gradient, which the call would lose."""
+    if has_gradient(*given):
         raise ValueError(
             f"{what} was given a tensor that requires a gradient; expected one without, as {why}. Pass its "
             "detach()."

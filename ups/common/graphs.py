@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ups.common.device import has_gradient
+
 NUM_FIRST_CALLS = 3  # before the recording, as in torch's examples
 MOST_OF_FREE_MEMORY = 0.5  # that a function may use and be recorded, because a graph keeps its memory
 MOST_RECORDED = 256  # then the oldest is forgotten: forecasts may have any number of rows
@@ -79,8 +81,8 @@ class Captured:
             return one.run()
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A call without gradients, whose result stays."""
-        if self.machine.is_watched():
+        """A call whose result stays; with a gradient the function itself is called."""
+        if self.machine.is_watched() or has_gradient(arguments):
             return function(*arguments)
         with torch.no_grad(), self.machine.turn():
             return tree_map_only(Tensor, torch.clone, self(function, *arguments))

@@ -97,7 +97,6 @@ def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
     return at.cos() * x - at.sin() * velocity(x, angle).float()
 
 
-@torch.no_grad()
 def path(
     velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = PURE_NOISE
 ) -> Iterator[Tensor]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.device import send
+from ups.common.device import has_gradient, send
 from ups.common.files import DamagedError
 from ups.common.place import STAGES, make_target
 from ups.data.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ from ups.generative.observation import Observation
 from ups.generative.student import sample_student
 from ups.models.assimilation import perturbed
 from ups.models.operator import Operator, padded
-from ups.models.rollout import in_blocks, member_noise, rollout
+from ups.models.rollout import in_blocks, in_segments, member_noise, rollout
 from ups.training.artifact import stage_of_run
 
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
@@ -157,7 +157,6 @@ class Starts:
         return Starts(self.z[index], self.parameters[index], forcing=forcing)
 
 
-@torch.no_grad()
 def sample_rollout(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -174,27 +173,29 @@ def sample_rollout(
     frames before the history are not used.
     """
     head, z, forcing = states.head, starts.z, starts.forcing
+    is_tracked = has_gradient(z, starts.parameters, forcing)
     if forcing is not None:
         z, forcing = z[:, -head.history :], padded(forcing, head.bundle)
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
-    last: dict[str, Tensor] = {}  # the prediction of the current state, if a call makes one frame
+    last: dict[int, Tensor] = {}  # the prediction of a frame from the one before, if a call makes one frame
 
     def step(window: Tensor, num_done: int) -> Tensor:
         lead = num_done // head.bundle
         z_pred, tokens, facts = states.predict(
-            window, batch.later(num_done), sample_error if lead else 0.0, **last
+            window, batch.later(num_done), sample_error if lead else 0.0, last.get(num_done)
         )
         if head.bundle == 1:
-            last["last_pred"] = states.frames(z_pred)
+            last[num_done + 1] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         return head.keep_latents(z_next, window[:, -1])
 
-    return rollout(step, z, num_frames, 1 + head.history)
+    steps = in_segments(step, num_frames, 1 + head.history, head.bundle) if is_tracked else step
+    with torch.set_grad_enabled(is_tracked and torch.is_grad_enabled()):
+        return rollout(steps, z, num_frames, 1 + head.history)
 
 
-@torch.no_grad()
 def sample_members(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -247,7 +248,6 @@ def sample_states(
     return sample_members(states, residual, starts, num_frames, num_members, seed, error)
 
 
-@torch.no_grad()
 def sample_starts(
     operator: Operator, name: str, starts: Starts, num_frames: int, num_members: int, seed: int
 ) -> Tensor:

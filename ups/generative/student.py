@@ -102,6 +102,7 @@ def endpoint_loss(
     return 0.5 * (pseudo_huber(difference) + pseudo_huber(size * difference))
 
 
+@torch.no_grad()
 def solve_path(teacher: Velocity, start: Tensor, num_steps: int, step: int) -> tuple[Tensor, Tensor]:
     """(state of the teacher's path from `start` at pi/2 when `step` begins, its end)."""
     middle = state = start

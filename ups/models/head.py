@@ -243,8 +243,7 @@ class TaskHead(nn.Module):
         """Raise ValueError if a parameter value is not a fitted one; distance: to the nearest one, as
         `_scaled`.
         """
-        if torch.is_grad_enabled():
-            refuse_gradient(self.name, "its base serves the fitted parameter values alone", given)
+        refuse_gradient(self.name, "its base serves the fitted parameter values alone", given)
         is_fitted = (distance <= SAME).all()  # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.facts.parameter_values
         expected = (

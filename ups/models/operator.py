@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.common.device import ONE_CALL, autocast, plain_torch, refuse_gradient
+from ups.common.device import autocast, has_gradient, plain_torch, refuse_gradient
 from ups.common.place import make_target
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import CONDITION_SIZE, TaskHead
 from ups.models.network import TaskNetwork
-from ups.models.rollout import Traces, rollout
+from ups.models.rollout import Traces, in_segments, rollout
 from ups.training.weights import load_stage
 from ups_discovery.boundary import PERIODIC, along
 
@@ -213,19 +213,33 @@ class Operator(TaskNetwork):
 
         u of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
         selected for the task; "base": its base alone. forcing: as in `ParameterBatch`, num_frames + 1 frames.
-        Raises ValueError as `TaskHead.parameter_batch`, `step` and `rollout`, and for a tensor that requires
-        a gradient.
+        The graph of a gradient is kept if one of these has a gradient. Raises ValueError as
+        `TaskHead.parameter_batch`, `step` and `rollout`, and for a gradient of an estimated start.
         """
         head = self.head(task)
-        if torch.is_grad_enabled():
-            refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
         batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
+        is_tracked = has_gradient(u, parameters, forcing)
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
 
+            if is_tracked and u.shape[1] > head.history:
+                why = (
+                    f"its start is estimated from {u.shape[1]} frames (with a gradient, pass {head.history})"
+                )
+                refuse_gradient(task, why, u, parameters)
             u = with_estimated_start(head, u, parameters)
-        with torch.autocast(u.device.type, enabled=False):  # around those of all calls: weights are cast once
-            return rollout(self.traces.steps(self, head, batch, component), u, num_frames, head.history)
+
+        def step(w: Tensor, num_done: int) -> Tensor:
+            return self.step(w, task, batch.later(num_done, 1 + head.bundle), component)[0]
+
+        if is_tracked:
+            steps = in_segments(step, num_frames, head.history, head.bundle)
+        else:
+            steps = self.traces.steps(self, head, batch, component)
+        # around the autocasts of all calls: weights are cast once
+        is_recorded = is_tracked and torch.is_grad_enabled()
+        with torch.set_grad_enabled(is_recorded), torch.autocast(u.device.type, enabled=False):
+            return rollout(steps, u, num_frames, head.history)
 
     def rollout(self, z: Tensor, task: str, *arguments: Any, **options: Any) -> Tensor:
         """`forecast` from latents z (batch, history or more, *tokens, dim) to latents (batch, num_frames,

@@ -7,6 +7,7 @@ A graph of torch's calls the same kernels in the same order without Python: its 
 
 import copy
 import hashlib
+import math
 import time
 import warnings
 from collections import defaultdict
@@ -16,7 +17,9 @@ from operator import call
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
+from ups.common.device import plain_torch
 from ups.common.progress import beat, note
 from ups.models.bases.base import ParameterBatch
 from ups_discovery.seeds import generator
@@ -26,7 +29,6 @@ MOST_S = 10.0  # that these may take; longer steps have large kernels, or so man
 NUM_CHECKS = 3  # runs of a new graph that must return what the step did; torch optimizes it in the first two
 
 
-@torch.no_grad()
 def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int) -> Tensor:
     """The `num_frames` frames (batch, num_frames, ...) after `context` (batch, time, ...).
 
@@ -54,6 +56,28 @@ def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: 
         if done < num_frames:
             window = torch.cat([window, new], 1)[:, -history:]
     return torch.cat(frames, 1)[:, :num_frames]
+
+
+def in_segments(
+    step: Callable[[Tensor, int], Tensor], num_frames: int, history: int, bundle: int
+) -> Callable[[Tensor, int], Tensor]:
+    """The steps of a `rollout` with a gradient, as many in a call as there are calls: of n steps the numbers
+    of 2 sqrt(n) are kept at a time, as those inside of a call are computed again for the gradient.
+
+    torch.func and derivatives in forward mode take the steps themselves, as torch cannot repeat theirs.
+    """
+    size = bundle * math.isqrt(-(-num_frames // bundle))
+
+    @plain_torch(keeps_gradient=True)  # it is called again in the caller's state
+    def segment(window: Tensor, done: int) -> Tensor:
+        count = min(size, num_frames - done)
+        return rollout(lambda u, more: step(u, done + more), window, count, history)
+
+    def again(window: Tensor, done: int) -> Tensor:
+        return checkpoint(segment, window, done, use_reentrant=False, preserve_rng_state=False)
+
+    is_repeatable = size > bundle and not torch._C._are_functorch_transforms_active()
+    return again if is_repeatable else step
 
 
 class Traces:

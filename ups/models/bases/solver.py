@@ -76,7 +76,7 @@ class Solver(Base):
             raise ValueError(
                 f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}"
             )
-        if torch.is_grad_enabled() and not self.training:  # a network trains without the solver's gradient
+        if not self.training:  # a network trains without the solver's gradient
             lost = [parameters.raw] if "parameter" in self.accepts or not self.is_torch else []
             lost += [] if self.is_torch else [u, parameters.forcing]
             refuse_gradient(self.task, f"its solver {self.solver!r:.80} is called with plain numbers", *lost)

@@ -124,7 +124,7 @@ def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
 
 
 def main() -> int:
-    arguments = read_command(__doc__, OPTIONS, prog="python -m ups.commands.sweep")
+    arguments = read_command(__doc__, OPTIONS, prog="python -m bench.sweep")
     run, runs, shared = arguments.run, Path(arguments.runs), arguments.args.split()
     settings, seeds = settings_of(arguments.grid), list(map(int, arguments.seeds.split()))
     # all settings are checked before the first run is trained
