@@ -53,7 +53,7 @@ TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burger
 MOST_OF_FORECAST = CallPath(functions=70, files=17, depth=10)
 MOST_OF_GRAPH = CallPath(44, 12, 6)  # the same once a graph computes the frames
 # of a call of `sample` by the student, and of a later frame of it alone
-MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(147, 28, 21), CallPath(90, 23, 20)
+MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(130, 28, 19), CallPath(80, 23, 18)
 
 
 @pytest.fixture(scope="module")
