@@ -40,10 +40,6 @@ FAKES = {
     "a drift": (EXACT + 0.3 * EXACT.std(), "mean"),
     "frozen": (EXACT[:, :, :1].expand_as(EXACT), "correlation in time"),
     "memory of the start": (math.sqrt(0.75) * EXACT + 0.5 * START[:, None, None], "correlation"),
-    "white in space": (
-        torch.randn(EXACT.shape, generator=torch.Generator().manual_seed(3)) * EXACT.std(),
-        "log",
-    ),
     "smooth": (torch.fft.irfft(WAVES * (torch.arange(17) < 4)), "log energy from wave 4 on"),
 }
 
