@@ -22,7 +22,7 @@ LAYERS = [
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_derivatives", "forecast_inputs", "forecast_xarray"}
+    {"commands", "forecaster", "forecast_band", "forecast_derivatives", "forecast_inputs", "forecast_xarray"}
     | {"hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1

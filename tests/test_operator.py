@@ -1197,7 +1197,8 @@ def test_a_gradient_is_the_derivative_by_latents_and_parameters(published, monke
             return float(((ends[0] - ends[1]) * weights).sum()) / 2
 
         dz = 1e-6 * torch.randn(z.shape, generator=source)
-        assert float((by_z * dz).sum()) == pytest.approx(change(dz, 0 * raw), rel=1e-5)
+        expected = pytest.approx(change(dz, 0 * raw), rel=1e-5)
+        assert float((by_z * dz).sum()) == expected and 1.1 * float((by_z * dz).sum()) != expected
         for gradient in by_raw:
             d_raw = 1e-6 * raw
             assert float((gradient * d_raw).sum()) == pytest.approx(change(0 * z, d_raw), rel=1e-5)

@@ -19,7 +19,7 @@ from entries import drop
 from markupsafe import escape
 from PIL import Image
 
-from bench import sweep
+from bench import leaderboard, sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
 from ups.evaluation.break_even import add_costs, conclude
@@ -31,7 +31,6 @@ from ups.report import (
     drawing,
     figures,
     figures_ensemble,
-    leaderboard,
     model_card,
     report,
     sections,
