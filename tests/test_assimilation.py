@@ -183,6 +183,13 @@ def test_members_spread_as_they_err_and_noise_is_not_fed_back(chain, clean):
         assert 0.7 < np.sqrt(members[:, :, frames].var(1, ddof=1).mean() / error) < 1.4
     again = Forecaster(operator).sample("film", given[:2], num_frames=3, members=16)
     np.testing.assert_array_equal(again, members[:2, :, :3])
+    for kind, most in (("state", np.inf), ("row", 1e-3)):
+        pair = [
+            Forecaster(operator).sample("film", u0, num_frames=3, members=16, noise=kind)
+            for u0 in (given[:2], given[:2] * np.float32(1 + 1e-6))
+        ]
+        change = np.abs(pair[1] - pair[0]).mean() / pair[0].std(1).mean()
+        assert change < most and (kind == "row" or change > 0.5)
     with pytest.raises(FileNotFoundError, match="an operator alone has no student"):
         Forecaster(operator).sample("film", given, by="student")
 

@@ -1,22 +1,19 @@
 """The band of a forecast (ups/models/band.py, ups/forecast_band.py), and fakes that do not hold."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 import ups
+from ups.common.place import ROOT
 from ups.forecaster import Forecaster
 from ups.models.band import calibrated, expected, numbers_of
 from ups.models.facts import HeadFacts
 from ups_solvers import SOLVERS
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_FRAMES = 6
 
 
@@ -44,10 +41,9 @@ def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not()
     cells = [facts | {"width": facts["cell_width"]} for facts in bands]
     halves = torch.cat([fresh[:, :1], fresh[:, 4:7], fresh[:, 4:]], 1)
     assert np.mean([outside(facts, halves) for facts in cells]) == pytest.approx(0.1, abs=0.02)
-    source = torch.Generator().manual_seed(0)
     for seed in range(1, 4):  # of a score that does not depend on the state, or by chance
         found, widths = rollouts(200, seed), []
-        chance = torch.randn(found[:, 7:].shape, generator=source, dtype=torch.float64)
+        chance = rollouts(200, -seed)[:, 7:]
         for x in (found[:, 7:], torch.zeros_like(chance), chance):
             facts = calibrated(torch.cat([found[:, :7], x], 1), groups, 1, 3)
             s, _ = expected(facts, x, 0)
@@ -60,8 +56,7 @@ def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band(
     assert calibrated(found, torch.arange(40), 1, 3) is not None
     assert calibrated(found[:19], torch.arange(19), 1, 3) is None
     assert calibrated(found, torch.zeros(40), 1, 3) is None  # the halves would be the same start
-    found[0, 0] = math.nan
-    assert calibrated(found, torch.arange(40), 1, 3) is None
+    assert calibrated(found.log(), torch.arange(40), 1, 3) is None  # NaN
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +72,8 @@ def model() -> Forecaster:
 
 def films(model: Forecaster, seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
     """(start, parameters, later frames), normalised."""
-    times = {"num_frames": 1 + NUM_FRAMES, "t_end": 0.05 * NUM_FRAMES}
-    u = SOLVERS["burgers1d"].simulate(range(num), seed=seed, resolution=256, parameter=0.01, **times)
+    times = {"num_frames": 7, "t_end": 0.3, "parameter": 0.01}
+    u = SOLVERS["burgers1d"].simulate(range(num), seed=seed, resolution=256, **times)
     w = model.operator.head("burgers1d").codec.normalise(u)
     return w[:, :1], torch.full((num, 1), 0.01, dtype=torch.float64), w[:, 1:]
 
@@ -95,7 +90,7 @@ def test_a_forecast_comes_with_a_band_that_holds_and_an_error_that_ranks(model):
     errors = np.abs(found.u - u_ref)
     constant = np.sort(errors.max((1, 2, 3)))[54]
     assert np.median((found.high - found.low).mean((1, 2, 3)) / 2) < 0.5 * constant
-    assert spearmanr(found.error, np.square(errors).mean((1, 2, 3)))[0] > 0.7  # a constant ranks nothing
+    assert np.corrcoef(np.log([found.error, np.square(errors).mean((1, 2, 3))]))[0, 1] > 0.7
     assert np.mean([verdict == "fine" for verdict in found.verdict]) > 0.8
 
 
@@ -109,14 +104,10 @@ def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
     assert verdict(wave) == ("fine", "it is like those of validation, 90% of which are inside the band")
     for far in (verdict(20 * wave, extrapolate=True), verdict(wave, 0.001, extrapolate=True)):
         assert far[0] == "refused" and "times as far from those of validation" in far[1]
-    noise = 0.3 * np.random.default_rng(0).standard_normal((1, 256))
-    assert verdict(wave + noise)[0] == "refused"
     assert verdict(wave, num_frames=40)[0] == "doubtful" and "longer than" in verdict(wave, num_frames=40)[1]
-    found = model.forecast("burgers1d", wave, {"Nu": 0.01}, 2 * NUM_FRAMES, error=True)
-    assert found.horizon == NUM_FRAMES and np.isinf(found.high[NUM_FRAMES:]).all()
-    assert np.isfinite(found.high[:NUM_FRAMES]).all() and isinstance(found.error, float)
+    found = model.forecast("burgers1d", wave, {"Nu": 0.01}, 7, error=True)
+    assert found.horizon == 6 and np.isinf(found.high[6]).all()
     with pytest.raises(
         ValueError, match="advection1d has no band in its weights; .* Train the operator again"
     ):
-        u0 = np.zeros((10, 1, 256))
-        model.forecast("advection1d", u0, {"beta": 1.0}, 2, error=True)
+        model.forecast("advection1d", np.zeros((10, 1, 256)), {"beta": 1.0}, 2, error=True)

@@ -346,6 +346,69 @@ def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
     )
 
 
+def test_noise_by_row_is_the_same_for_a_start_that_is_changed_a_little_and_noise_by_state_is_not(model):
+    u0, task = field(model, "burgers1d_hidden", 2), "burgers1d_hidden"
+
+    def members(u, **options) -> np.ndarray:
+        return model.sample(task, u, num_frames=3, members=8, by="student", **options)
+
+    spread = members(u0).std(1).mean()
+    change = {
+        kind: members(u0 * (1 + 1e-7), noise=kind) - members(u0, noise=kind) for kind in ("state", "row")
+    }
+    assert np.abs(change["state"]).mean() > 0.5 * spread and np.abs(change["row"]).mean() < 0.01 * spread
+    np.testing.assert_array_equal(members(u0, noise="state"), members(u0))
+    np.testing.assert_array_equal(members(u0[1:], noise="row", rows=[1]), members(u0, noise="row")[1:])
+    # calls in a row repeat the noise of the first with the same seed, and have new noise with another
+    first = model.sample(task, u0, members=164, by="student", noise="row")[0, :, 0]
+    for seed, is_same in ((0, True), (1, False)):
+        step = model.sample(task, u0, members=164, by="student", noise="row", seed=seed)[0, :, 0]
+        alike = np.corrcoef((step - step.mean(0)).ravel(), (first - first.mean(0)).ravel())[0, 1]
+        assert alike > 0.99 if is_same else abs(alike) < 0.3
+    for wrong in ("rows", None, 1):
+        with pytest.raises(ValueError, match="hidden was given noise=.*; expected 'state' .* or 'row'"):
+            members(u0, noise=wrong)
+
+
+@pytest.mark.parametrize(("task", "by"), [("burgers1d_hidden", "student"), ("burgers1d_forced", "waves")])
+def test_members_given_observations_meet_them_and_those_of_a_free_forecast_do_not(model, task, by):
+    """The last of 16 members of a free forecast is measured in two frames, so that it is one of the law."""
+    u0 = field(model, task, 2)
+    free = model.sample(task, u0, num_frames=4, members=16, by=by, seed=1)
+    truth, members = free[:, -1], free[:, :15]
+    at, size = np.arange(64) % 4 == 0, 0.05 * members.std(1).mean()
+    given = {"frames": [2, 4], "values": truth[:, [1, 3]], "mask": at, "noise": size}
+    options = {"num_frames": 4, "members": 15, "by": by, "rows": [3, 4]}
+    held = model.sample(task, u0, observations=given, **options)
+    assert held.shape == members.shape and held.dtype == members.dtype
+
+    def error(found: np.ndarray, frame: int) -> float:
+        return np.sqrt(np.square(found.mean(1) - truth)[:, frame].mean())
+
+    assert all(
+        error(held, frame) < most * error(members, frame) for frame, most in enumerate((1, 0.7, 1, 0.7))
+    )
+    assert np.sqrt(np.square(held - truth[:, None])[:, :, [1, 3]][..., at].mean()) < 3 * size
+    np.testing.assert_array_equal(model.sample(task, u0, observations=given, **options), held)
+    one = {**given, "values": given["values"][1:]}  # a row does not depend on the others
+    alone = model.sample(task, u0[1:], observations=one, **{**options, "rows": [4]})
+    np.testing.assert_allclose(alone, held[1:], rtol=0, atol=1e-4 * np.abs(held).max())
+    nothing = model.sample(task, u0, observations={**given, "mask": 0 * at}, **options)
+    assert np.abs(nothing - model.sample(task, u0, **options)).max() < 1e-4 * np.abs(nothing).max()
+    for change, text in (
+        ({"frames": [4, 2]}, "was given observations of frames .4, 2.; expected ascending numbers from 1"),
+        ({"frames": [2, 5]}, "was given observations of frames .2, 5.; .* to num_frames = 4"),
+        ({"noise": 0.0}, "was given observations with wrong noise .* a noise above 0"),
+        ({"values": truth}, r"was given observations values of shape .*; expected \(2, 2, 1, 64\)"),
+        (
+            {"when": 1},
+            "was given observations frames, .*when; expected a dictionary of values, mask, noise, frames",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"{task} {text}"):
+            model.sample(task, u0, observations={**given, **change}, **options)
+
+
 def test_rows_that_do_not_fit_the_batch_are_refused(model):
     with pytest.raises(
         ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number for each"
@@ -364,6 +427,60 @@ def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(mode
     assert isinstance(one, torch.Tensor)
     torch.testing.assert_close(one, torch.from_numpy(draws[0]), rtol=1e-4, atol=1e-6)
     assert np.abs(model.prior("darcy2d_grf", a, ~mask, members=3) - draws).max() > 1e-6
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_prior_given_noise_block_means_or_the_solution_narrows_as_they_say(model):
+    """Ways that say the same agree; u at some cells is met to its noise; numbers that are not measured do not
+    count."""
+    task, a = "darcy2d_grf", np.exp(field(model, "darcy2d_grf", 2))
+    mask = np.random.default_rng(1).random((32, 32)) < 0.1
+    exact = model.prior(task, a, mask, members=4)
+    np.testing.assert_array_equal(model.prior(task, a, mask, 4, noise=0, blocks=1), exact)
+    everywhere = model.prior(task, a, members=4).mean(1)
+    noisy = model.prior(task, a, members=4, noise=0.02 * a)
+    assert np.abs(noisy.mean() / everywhere.mean() - 1) < 0.02 and (noisy.std(1) > 0).any()
+    means = a.reshape(2, 1, 16, 2, 16, 2).mean((3, 5))
+    blocks = model.prior(task, means, members=4, noise=0.02, blocks=2)
+    assert np.abs(blocks.mean() / everywhere.mean() - 1) < 0.02
+    u = model.forecast(task, a[:, None])[:, 0]
+    at = np.zeros((32, 32))
+    at[4::8, 4::8] = 1
+    size = 0.01 * u.std()
+    given = {"values": np.where(at, u, np.nan), "mask": at, "noise": size}
+    free = model.prior(task, None, members=16, u={**given, "mask": 0 * at})
+    held = model.prior(task, None, members=16, u=given)
+    assert held.shape == (2, 16, 1, 32, 32) and held.dtype == np.float32
+
+    def error(draws: np.ndarray) -> float:
+        return np.sqrt(np.square((draws.mean(1) - u)[..., at > 0]).mean())
+
+    assert error(held) < 0.05 * error(free)
+    both = model.prior(task, a, mask, members=16, u=given)
+    assert error(both) < 0.05 * error(free) and np.isfinite(both).all()
+    np.testing.assert_array_equal(model.prior(task, None, members=16, u=given), held)
+    for options, text in (
+        ({"noise": -1.0}, "was given a coefficient with wrong noise where it is measured; .* of at least 0"),
+        (
+            {"noise": np.ones(7)},
+            r"was given noise of shape \(7,\); expected one that broadcasts to \(2, 1, 32",
+        ),
+        ({"blocks": 2}, "was given blocks=2 and a coefficient on .*; expected a value for each block"),
+        ({"u": {"values": u}}, "was given u values; expected a dictionary of values, mask, noise"),
+        (
+            {"u": {"values": u[..., 1:], "noise": 1}},
+            r"was given u values of shape .*; expected \(2, 1, 32, 32\)",
+        ),
+        (
+            {"u": {"values": u, "noise": 0}},
+            "was given u with wrong noise .*; expected finite values and a noise above 0",
+        ),
+        ({"u": {"values": np.nan * u, "noise": 1}}, "was given u with wrong values where it is measured"),
+    ):
+        with pytest.raises(ValueError, match=f"{task} {text}"):
+            model.prior(task, a, mask, members=2, **options)
+    with pytest.raises(ValueError, match="was given block means of a without noise; expected a standard"):
+        model.prior(task, means, members=2, blocks=2)
 
 
 def test_named_fields_keep_their_names_and_coordinates(model):
@@ -732,10 +849,7 @@ def test_samples_and_priors_neither_depend_on_the_caller_s_state_nor_change_it(f
 
 def test_two_threads_forecast_at_once_what_each_forecasts_alone(pretrained):
     right = burgers(pretrained, 20)
-    with (
-        changed(torch.set_default_dtype, torch.float64, torch.float32),
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with changed(torch.set_default_dtype, torch.float64, torch.float32), ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(burgers, pretrained, num) for num in (20, 5, 20, 10)]
         for call in calls:
             np.testing.assert_array_equal(call.result(), right[: len(call.result())])
@@ -1082,10 +1196,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
             r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
         ),
         (["--rows", "all"], "--rows is 'all'; expected"),
-        (
-            ["--context", "99"],
-            "--context is 99; expected at least 1, the history of burgers1d, and at",
-        ),
+        (["--context", "99"], "--context is 99; expected at least 1, the history of burgers1d, and at"),
         (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
         (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
         (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),

@@ -179,6 +179,8 @@ def world(tmp_path_factory):
 
     def changed(_, model, rows, num_frames, num_members):
         u = rollouts("corrector" if model in EQUAL else model, tuple(rows.tolist()), num_frames, num_members)
+        if num_frames > SETTINGS.ensemble_frames:  # tests/test_climate.py has the fakes of long rollouts
+            return u
         if model == "antithetic":
             mirrored = rollouts("antithetic", tuple(rows.tolist()), num_frames, num_members)
             return torch.cat([part[:, : num_members // 2] for part in (u, mirrored)], 1)

@@ -214,9 +214,9 @@ def _check_range(
             )
 
 
-def check_random(task: str, seed: int, rows: Sequence[int] | None, count: int) -> None:
-    """Raise ValueError unless the seed is a whole number from 0 on, and rows are `count` whole numbers or
-    None."""
+def check_random(task: str, seed: int, rows: Sequence[int] | None, count: int, noise: str = "state") -> None:
+    """Raise ValueError unless the seed is a whole number from 0 on, rows are `count` whole numbers or None,
+    and noise is "state" or "row"."""
     if not is_whole(seed) or seed < 0:
         raise ValueError(
             f"{task} was given the seed {seed!r:.80}; expected a whole number, at least 0. Pass one."
@@ -226,6 +226,11 @@ def check_random(task: str, seed: int, rows: Sequence[int] | None, count: int) -
         raise ValueError(
             f"{task} was given {num} row numbers for a batch of {count}; expected "
             "one whole number for each. Pass these, or leave rows out."
+        )
+    if not isinstance(noise, str) or noise not in ("state", "row"):
+        raise ValueError(
+            f"{task} was given noise={noise!r:.80}; expected 'state' (a function of the start) or 'row' (of "
+            "seed and row alone). Pass one of them."
         )
 
 

@@ -14,6 +14,7 @@ weights (`Forecaster.tasks`); what was not trained is refused by name.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,8 @@ class Forecaster:
         evaluations: int | None = None,
         seed: int = 0,
         rows: Sequence[int] | None = None,
+        noise: str = "state",
+        observations: Mapping[str, Any] | None = None,
         dt: float | None = None,
         resample: bool = False,
         extrapolate: bool = False,
@@ -189,8 +192,16 @@ class Forecaster:
         evaluations: per step, instead of `by`: the best sampler within this budget; from 4 on the teacher's,
         with at most as many steps as in training (`ups.generative.validation.best_within`). Without both, the
         cheapest of those with at most two evaluations whose validation score is close to the best.
-        seed, rows: members are a function of seed, row number (default: position in the batch) and last
-        frame. Equal calls return equal members; a forecast from the last frame of a member has new noise.
+        seed, rows, noise: members are a function of seed, row number (default: position in the batch) and
+        start; equal calls return equal members. With noise="state" the noise depends on the last frame of u0,
+        so that a forecast from the last frame of a member has new noise. With noise="row" it does not (common
+        random numbers): a start changed by 1e-7 has nearly the same members, and a forecast that continues
+        another one needs another seed.
+
+        observations: measurements of the state in some frames, {"frames": [2, 5] (1 is the first after u0),
+        "values": (batch, frames, C, *trained grid), "mask": .., "noise": ..}, physical units; mask (default:
+        all) and noise, a standard deviation above 0, broadcast to values. Members are then conditional on all
+        of them, before and after a frame, by an ensemble Kalman smoother (ups/generative/filtering.py).
 
         Other arguments, errors and warnings as in `forecast`; the horizon is that of validated ensembles.
         Raises FileNotFoundError, with the make target, if the run has no such stage.
@@ -210,12 +221,22 @@ class Forecaster:
             resample=resample,
             extrapolate=extrapolate,
         )
-        check_random(task, seed, rows, len(u))
-        names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
+        check_random(task, seed, rows, len(u), noise)
+        names = [int(row) for row in (range(len(u)) if rows is None else rows)]
+        names = name_starts(names, u[:, -1]) if noise == "state" else names
         num_frames, members = int(num_frames), int(members)
         forcing = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         starts = Starts(encoded(head.codec, w), values, names, forcing)
-        z_pred = sample_states(self.operator, sampler, task, starts, num_frames, members, seed)
+        if observations is None:
+            z_pred = sample_states(self.operator, sampler, task, starts, num_frames, members, seed)
+        else:
+            from ups.forecast_measured import read_observations
+            from ups.generative.filtering import sample_filtered
+
+            why = "members given observations have none (those of a free forecast have)"
+            refuse_gradient(task, why, u0, parameters, forcing, observations)
+            given = read_observations(head, observations, len(u), num_frames)
+            z_pred = sample_filtered(self.operator, sampler, task, starts, num_frames, members, seed, *given)
         validated = sampler and sampler.network.heads[task].facts.horizon
         return restore(finished(head, head.physical(z_pred), u, validated))
 
@@ -223,10 +244,13 @@ class Forecaster:
     def prior(
         self,
         task: str,
-        a_observed: Field,
-        mask: Any,
+        a_observed: Field | None,
+        mask: Any = None,
         members: int = 16,
         *,
+        noise: Any = 0.0,
+        blocks: int = 1,
+        u: Mapping[str, Any] | None = None,
         parameters: Values = None,
         seed: int = 0,
         extrapolate: bool = False,
@@ -234,39 +258,63 @@ class Forecaster:
         """Solutions (batch, members, C, *space) of a steady task, sampled conditional on part of its
         coefficient, physical units.
 
-        a_observed: the coefficient (batch, C, *space), any values (also NaN) where it is not observed.
-        mask: ([batch,] *space), 1 where the coefficient is observed (without noise), else 0.
+        a_observed: the coefficient (batch, C, *space), any values (also NaN) where it is not observed; None:
+        observed nowhere.
+        mask: ([batch,] *space), 1 where the coefficient is observed, else 0; None: everywhere.
+        noise: standard deviation of the errors of a_observed, physical units: a number, or an array that
+        broadcasts to it, in which 0 is exact.
+        blocks: a_observed holds the means over blocks of so many cells per axis, and has as many fewer cells.
+        u: the solution at some cells, {"values": (batch, C, *space), "mask": .., "noise": ..}, the last two
+        of a shape that broadcasts. noise, above 0, includes the error of the operator.
         seed, parameters, extrapolate, errors: as in `sample`.
+
+        With noise, blocks or u the coefficient is sampled by ups/generative/inversion.py.
         """
         from ups.generative.observation import observe_cells
         from ups.generative.sampling import sample_solutions
 
         why = "the solutions of a prior have none (a forecast has)"
-        refuse_gradient(task, why, a_observed, mask, parameters)
-        sampler = self._sampler(task, "prior", members, is_steady=True)
-        u, restore = self._read(task, a_observed, ("member",))
-        head = self.operator.head(task)
-        codec = head.input_codec
-        observed = as_tensor(mask, f"{task}'s mask")
+        refuse_gradient(task, why, a_observed, mask, noise, u, parameters)
+        sampler, head = self._sampler(task, "prior", members, is_steady=True), self.operator.head(task)
+        is_exact = u is None and blocks == 1 and isinstance(noise, Real) and noise == 0
+        if not is_exact:
+            from ups.forecast_measured import coefficient, read_values, unmeasured
+            from ups.generative.inversion import sample_measured
+
+            if a_observed is None:
+                a_observed, mask = unmeasured(head, u), torch.zeros(head.input_codec.space)
+        a, restore = self._read(task, a_observed, ("member",))
+        codec, space = head.input_codec, a.shape[3:]
+        observed = as_tensor(torch.ones(space) if mask is None else mask, f"{task}'s mask")
         observed = observed.isfinite() & (observed != 0)
-        if observed.shape[-codec.ndim :] != u.shape[-codec.ndim :] or observed[..., 0].ndim not in (
+        if observed.shape[-codec.ndim :] != space or observed[..., 0].ndim not in (
             codec.ndim - 1,
             codec.ndim,
         ):
             raise ValueError(
                 f"{task} was given a mask of shape {tuple(observed.shape)}; expected ([batch,] "
-                f"*space), as the field is {tuple(u.shape[-codec.ndim :])}. Pass 1 where the "
+                f"*space), as the field is {tuple(space)}. Pass 1 where the "
                 "coefficient is observed, else 0."
             )
-        observed = observed.expand(len(u), *u.shape[-codec.ndim :])[:, None]
-        check_random(task, seed, None, len(u))
+        observed = observed.expand(len(a), *space)[:, None]
+        check_random(task, seed, None, len(a))
+        if not is_exact:
+            measured = coefficient(head, a, observed, noise, blocks)
+            solution = None if u is None else read_values(head, "u", u, (len(a),))
+            a = head.task.absolute(measured.values, codec.fields)[:, None].to(a)
+            observed = measured.is_exact
         mean = codec.denormalise(torch.zeros(codec.num_channels, *[1] * codec.ndim, device=codec.mean.device))
-        u = torch.where(observed[:, None], u, head.task.absolute(mean, codec.fields).to(u))
-        w, values = start(head, u, parameters, 1, members=members, extrapolate=extrapolate)
-        counted = head.task.counted(u[:, 0], codec.fields)
-        observation = observe_cells(codec.normalise(counted.to(w)), observed.to(w))
-        draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
-        return restore(finished(head, draws, u))
+        a = torch.where(observed[:, None], a, head.task.absolute(mean, codec.fields).to(a))
+        w, values = start(head, a, parameters, 1, members=members, extrapolate=extrapolate)
+        if is_exact:
+            counted = head.task.counted(a[:, 0], codec.fields)
+            observation = observe_cells(codec.normalise(counted.to(w)), observed.to(w))
+            draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
+        else:
+            draws = sample_measured(
+                self.operator, sampler, task, measured, solution, values, int(members), seed
+            )
+        return restore(finished(head, draws, a))
 
     def vjp(self, task: str, *given: Any, **options: Any) -> tuple[Field, Callable[..., dict[str, Field]]]:
         """(the forecast, pull): pull(v) is the derivative of sum(v * forecast) by name: "u0" (NumPy or

@@ -170,27 +170,18 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
         return [], []
     # the fewest terms of any tier that are as good as the best of all tiers
     best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
-    as_good = [
+    size, place = min(
         (size, place)
         for place, one in enumerate(tried)
         for size, losses in zip(one.sizes, one.losses.mT, strict=True)
         if fraction_as_good(losses, best) >= MIN_TIES
-    ]
-    size, place = min(as_good)
-    # of the sets of so many terms that samples prefer, the one that fits all windows best
-    total = blocks.sum(0)
-    columns = min((path[size] for path in tried[place].paths), key=lambda columns: fit(total, columns))
-    terms = certain(blocks, columns, MIN_STANDARD_ERRORS)
-    return terms, rivals_of(blocks, terms, tried)
-
-
-def rivals_of(blocks: Tensor, terms: list[int], tried: list[Resampled]) -> list[list[int]]:
-    """The sets that samples prefer, other than `terms`, whose columns are all certain: with at most MOST_MORE
-    columns more."""
-    pool = set().union(*(sets for one in tried for sets in one.pool.values()))
-    others = [[*columns] for columns in sorted(pool) if {*columns} != {*terms}]
-    others = [columns for columns in others if len(columns) <= len(terms) + MOST_MORE]
-    return [columns for columns in others if certain(blocks, columns, MIN_OF_RIVALS) == columns]
+    )
+    preferred, total = [path[size] for path in tried[place].paths], blocks.sum(0)
+    fitting_best = min(preferred, key=lambda columns: fit(total, columns))
+    terms = certain(blocks, fitting_best, MIN_STANDARD_ERRORS)
+    most, pool = len(terms) + MOST_MORE, set().union(*(s for one in tried for s in one.pool.values()))
+    others = [[*some] for some in sorted(pool) if len(some) <= most and {*some} != {*terms}]
+    return terms, [some for some in others if certain(blocks, some, MIN_OF_RIVALS) == some]
 
 
 def without_uncertain(

@@ -62,6 +62,32 @@ class Observation:
         return [len(groups) == self.mask[0].numel() for groups in self.groups]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Values (batch, C, *space) of a field in physical units, known where mask is true, and the standard
+    deviation of their errors, all of one shape. block: cells per axis of which a value, repeated in all of
+    them, is the mean."""
+
+    values: Tensor
+    mask: Tensor
+    noise: Tensor
+    block: int = 1
+
+    @property
+    def is_exact(self) -> Tensor:
+        """Whether a cell is known exactly, (batch, C, *space)."""
+        return self.mask & (self.noise == 0) & (self.block == 1)
+
+    def row(self, number: int | tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Flat indices (k,) of the measured values of a row (or frame), each block once, values and noise."""
+        mask = self.mask[number].clone()
+        for axis in range(1, mask.ndim):
+            first = torch.arange(mask.shape[axis], device=mask.device) % self.block == 0
+            mask &= first.view(-1, *[1] * (mask.ndim - 1 - axis))
+        cells = mask.flatten().nonzero()[:, 0]
+        return cells, *(part[number].flatten()[cells].double() for part in (self.values, self.noise))
+
+
 def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[torch.Generator]:
     """One random generator per row; rows are counted over the global batch."""
     return [generator(seed, "observe", *keys, row) for row in rows]

@@ -164,18 +164,19 @@ def sample_rollout(
     num_frames: int,
     noise_of: Callable[[int], tuple[Tensor, Tensor]],
     sample_error: float = 0.0,
+    first: int = 0,
 ) -> Tensor:
     """One member (batch, num_frames, *tokens, dim) for each row.
 
     residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises,
     with lead the number of the call. sample_error: error
     of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of z, so that
-    frames before the history are not used.
+    frames before the history are not used. first: frames of the same rollout that z already ends with.
     """
     head, z, forcing = states.head, starts.z, starts.forcing
     is_tracked = has_gradient(z, starts.parameters, forcing)
     if forcing is not None:
-        z, forcing = z[:, -head.history :], padded(forcing, head.bundle)
+        z, forcing = z if first else z[:, -head.history :], padded(forcing, head.bundle)
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
@@ -184,7 +185,10 @@ def sample_rollout(
     def step(window: Tensor, num_done: int) -> Tensor:
         lead = num_done // head.bundle
         z_pred, tokens, facts = states.predict(
-            window, batch.later(num_done), sample_error if lead else 0.0, last.get(num_done)
+            window,
+            batch.later(first + num_done),
+            sample_error if first or lead else 0.0,
+            last.get(num_done),
         )
         if head.bundle == 1:
             last[num_done + 1] = states.frames(z_pred)

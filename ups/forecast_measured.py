@@ -1,0 +1,111 @@
+"""Measurements of a coefficient, a solution or a state, with noise, as they are passed to `prior` and
+`sample`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.forecast_xarray import as_tensor
+from ups.generative.observation import Measured
+from ups.models.facts import is_count
+from ups.models.head import TaskHead
+
+
+def unmeasured(head: TaskHead, u: Any) -> Any:
+    """A coefficient of which nothing is known, for every row of the measured solution u of `prior`, of the
+    same kind."""
+    codec = head.input_codec
+    given = u["values"] if isinstance(u, Mapping) and "values" in u else torch.zeros(head.codec.space)
+    lead = as_tensor(given, f"{head.name}'s u values").shape[: -codec.ndim - 1]
+    a = torch.full((*lead, codec.num_channels, *codec.space), torch.nan)
+    return a if isinstance(given, Tensor) else a.numpy()
+
+
+def coefficient(head: TaskHead, a: Tensor, mask: Tensor, noise: Any, blocks: int) -> Measured:
+    """The measured coefficient of `prior`: a (batch, 1, C, *cells or blocks), physical units; mask (batch, 1,
+    *cells or blocks)."""
+    space = tuple(a.shape[3:])
+    if not is_count(blocks) or tuple(size * int(blocks) for size in space) != head.input_codec.space:
+        raise ValueError(
+            f"{head.name} was given blocks={blocks!r:.80} and a coefficient on {space}; expected a value for "
+            f"each block of so many cells per axis of the grid {head.input_codec.space}. Pass these means."
+        )
+    noise = like_values(head, "noise", noise, a[:, 0].shape)
+    a, mask = (part.to(noise.device) for part in (a[:, 0], mask.expand_as(a[:, 0])))
+    check_values(head, "a coefficient", a[mask], noise[mask], "of at least 0")
+    a = head.task.counted(a, head.input_codec.fields)
+    parts = [a.double(), mask, noise.double()]
+    for axis in range(2, a.ndim):
+        parts = [part.repeat_interleave(int(blocks), axis) for part in parts]
+    return Measured(*parts, int(blocks))
+
+
+def read_observations(head: TaskHead, given: Any, batch: int, num_frames: int) -> tuple[list[int], Measured]:
+    """Frames and measurements (batch, frames, C, *space) of the observations of `sample`."""
+    frames = given.get("frames") if isinstance(given, Mapping) else None
+    frames = [*frames] if isinstance(frames, (Sequence, np.ndarray, Tensor)) else []
+    measured = read_values(head, "observations", given, (batch, len(frames)), ("frames",))
+    wanted = sorted({frame for frame in range(1, num_frames + 1) if frame in frames})
+    if not frames or frames != wanted:
+        raise ValueError(
+            f"{head.name} was given observations of frames {frames!r:.80}; expected ascending numbers from "
+            f"1, the first after u0, to num_frames = {num_frames}. Pass these."
+        )
+    return wanted, measured
+
+
+def like_values(head: TaskHead, what: str, given: Any, shape: Sequence[int]) -> Tensor:
+    """Numbers that broadcast to values of this shape, by NumPy's rules, so expanded and on the operator's
+    device. Raises ValueError, by name."""
+    found = as_tensor(given, f"{head.name}'s {what}").to(head.scale.device)
+    try:
+        return found.expand(*shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{head.name} was given {what} of shape {tuple(found.shape)}; expected one that broadcasts to "
+            f"{tuple(shape)}. Pass such an array, or a number."
+        ) from None
+
+
+def read_values(
+    head: TaskHead, what: str, given: Any, lead: tuple[int, ...], others: tuple[str, ...] = ()
+) -> Measured:
+    """Measurements (*lead, C, *space) of the solution or state of a task, relative to the task's offsets.
+
+    given: {"values": .., "mask": .., "noise": ..} and `others`. values (*lead, C, *space), without the first
+    axis for a batch of 1; mask (default: all) and noise broadcast to them. Raises ValueError, by name.
+    """
+    keys, shape = ("values", "mask", "noise", *others), (*lead, head.codec.num_channels, *head.codec.space)
+    if not isinstance(given, Mapping) or not {"values", "noise", *others} <= {*given} <= {*keys}:
+        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{given!r:.80}"
+        raise ValueError(
+            f"{head.name} was given {what} {found:.200}; expected a dictionary of {', '.join(keys)}. Pass "
+            "one; mask may be left out."
+        )
+    values = as_tensor(given["values"], f"{head.name}'s {what} values").to(head.scale.device)
+    if tuple(values.shape) not in (shape, shape[lead[0] == 1 :]):
+        raise ValueError(
+            f"{head.name} was given {what} values of shape {tuple(values.shape)}; expected {shape}, anything "
+            "where the mask is 0. Pass such an array."
+        )
+    mask = like_values(head, f"{what} mask", given.get("mask", 1.0), shape)
+    mask = head.codec.masked(mask.isfinite() & (mask != 0), False)
+    noise = like_values(head, f"{what} noise", given["noise"], shape)
+    values = head.task.counted(values.view(shape), head.codec.fields)
+    check_values(head, what, values[mask], noise[mask])
+    return Measured(values.double(), mask, noise.double())
+
+
+def check_values(head: TaskHead, what: str, values: Tensor, noise: Tensor, least: str = "above 0") -> None:
+    """Raise ValueError unless measured values and their noise are finite, and the noise is at least 0 or
+    above it."""
+    is_noise = noise.isfinite() & (noise > 0 if least == "above 0" else noise >= 0)
+    if not bool(values.isfinite().all()) or not bool(is_noise.all()):
+        wrong = "noise" if bool(values.isfinite().all()) else "values"
+        raise ValueError(
+            f"{head.name} was given {what} with wrong {wrong} where it is measured; expected finite values "
+            f"and a noise {least}. Correct it, or set the mask to 0 there."
+        )
