@@ -23,7 +23,7 @@ from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache
 from ups.evaluation import selected
 from ups.models.band import calibrated, measured
-from ups.models.base_selection import describe_selection, fit_base
+from ups.models.base_selection import describe_selection, fit_base, most_work_of
 from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
@@ -93,7 +93,8 @@ def main() -> None:
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
     # ranks
     def fit(name: str) -> tuple[dict, dict]:
-        return fit_base(caches[name], config.operator.base_steps, contexts[name], seed, run.device)
+        most = most_work_of(caches[name], config.operator, len(caches))
+        return fit_base(caches[name], config.operator.base_steps, contexts[name], seed, run.device, most)
 
     bases = fit_once(run, "bases", {name: partial(fit, name) for name in caches}, "fitting the bases")
     for facts, _ in bases.values():

@@ -30,10 +30,10 @@ from bench.tune import OUT, changed
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
-from ups.models.base_selection import base_error
+from ups.models.base_selection import evaluate_candidate
 from ups.models.bases.base import Base, ParameterBatch
 from ups.models.head import TaskHead
-from ups.models.head_setup import base_settings, conserved_facts, unfitted_head
+from ups.models.head_setup import MAX_TRAJECTORIES, base_settings, conserved_facts, unfitted_head
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
@@ -218,7 +218,8 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
     class MyWindows(CoarseWindows):
         answers = found
 
-    error = base_error(head, cache, config.context(args.task))
+    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
+    error = evaluate_candidate("", head, cache, config.context(args.task), rows).error()
     return train_operator(
         config,
         args.task,

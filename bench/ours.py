@@ -49,11 +49,12 @@ def fit_bases(
 ) -> tuple[TaskHead, float]:
     """Return the head of the best base and its validation error. Rollouts of the bases are not timed.
 
-    No fit is started after a quarter of the budget, or after one with an error of at most `enough`.
+    Costly fits take at most a quarter of the budget by their nominal work. No fit is started after a quarter
+    of it, or after one with an error of at most `enough`.
     """
     context, settings = cache.context(config), config.operator
     shortlist = Shortlist(cache, context, seed)
-    for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
+    for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place, budget_seconds / 4):
         with watch:
             shortlist.add(name, candidate)
         if watch() > budget_seconds / 4 or shortlist.scores[name] <= enough:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from user_files import base_error
 
 import prepare_cache
 import prepare_data
@@ -24,8 +25,8 @@ from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.truth import Truth, open_truth
 from ups.models import base_selection
-from ups.models.base_selection import base_error, base_scores, fitted_candidates, fitted_state, select_base
-from ups.models.bases.base import ParameterBatch, Persistence
+from ups.models.base_selection import base_scores, fitted_candidates, fitted_state, select_base
+from ups.models.bases.base import Fit, ParameterBatch, Persistence, Samples
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
@@ -231,7 +232,7 @@ class Broken(Persistence):
 def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) -> None:
     """Let `fitted_candidates` yield these bases in this order."""
 
-    def fake(cache, base_steps, seed, device):
+    def fake(cache, base_steps, seed, device, most_work):
         for name, base in bases:
             head = base_selection.unfitted_head(cache, "persistence", base_settings(cache), device)
             head.base = base
@@ -261,6 +262,61 @@ def test_a_task_without_a_finite_base_is_refused(config, monkeypatch):
         ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"
     ):
         select_base(open_cache(config, "burgers1d"), *numbers(config, "burgers1d"), 0, CPU)
+
+
+# ---------------------------------------------------------------- what selection may cost
+
+
+class Costly(Persistence):
+    """A base whose fit takes 100 units of work, and yields a candidate before and after."""
+
+    is_costly, units = True, 100
+
+    @classmethod
+    def fit(cls, samples: Samples, settings: dict) -> Fit:
+        yield f"begun {cls.units}", settings, cls()
+        for _ in range(cls.units):
+            samples.spend(1.0)
+        yield f"ended {cls.units}", settings, cls()
+
+
+class LessCostly(Costly):
+    units = 10
+
+
+@pytest.mark.parametrize(
+    ("most", "names"),
+    [
+        (10.0, ["begun 10", "begun 100"]),
+        (60.0, ["begun 10", "ended 10", "begun 100"]),
+        (110.0, ["begun 10", "ended 10", "begun 100", "ended 100"]),
+    ],
+)
+def test_costly_bases_are_fitted_last_and_what_one_leaves_is_for_the_next(
+    config, monkeypatch, capsys, most, names
+):
+    cache, unfitted = open_cache(config, "advection1d"), base_selection.unfitted_head
+    kinds = {"less": LessCostly, "persistence": Persistence, "costly": Costly}
+    monkeypatch.setattr(cache, "settings", replace(cache.settings, base=[*kinds]))
+    monkeypatch.setattr(base_selection, "base_class", kinds.__getitem__)
+    monkeypatch.setattr(
+        base_selection, "unfitted_head", lambda cache, _, *more: unfitted(cache, "persistence", *more)
+    )
+    assert [name for name, _ in fitted_candidates(cache, 1, 0, CPU, most)] == ["persistence", *names]
+    reasons = capsys.readouterr().out.count("a candidate is left out, as its fit would take too much")
+    assert reasons == 4 - len(names)
+
+
+def test_bases_may_take_a_quarter_of_the_training_whatever_the_machine(config):
+    """At twice the steps twice the work; with few of them enough for a base."""
+    cache, settings = open_cache(config, "diff_react2d"), config.operator
+    most = {
+        steps: base_selection.most_work_of(
+            cache, replace(settings, train=replace(settings.train, steps=steps)), 1
+        )
+        for steps in (2, 20_000, 40_000)
+    }
+    assert most[2] == base_selection.LEAST_WORK < most[20_000] == pytest.approx(most[40_000] / 2)
 
 
 # ---------------------------------------------------------------- what the fit may see

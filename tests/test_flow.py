@@ -8,9 +8,10 @@ import pytest
 import torch
 from test_base_selection import make_caches
 from torch import Tensor
+from user_files import base_error
 
 from ups.data.cache import open_cache
-from ups.models.base_selection import base_error, base_settings, select_base, unfitted_head
+from ups.models.base_selection import base_settings, select_base, unfitted_head
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.flow import Flow, Projection
 

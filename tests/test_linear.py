@@ -3,6 +3,7 @@ on data for which no symmetry holds; and what of it a network is trained over.""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.base_selection import evaluate_candidate
-from ups.models.bases.base import ParameterBatch
+from ups.models.bases import linear
+from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.linear import Linear
 from ups.models.bases.reduced_rank import Directions
 
@@ -192,6 +194,49 @@ def test_a_growing_map_becomes_a_candidate_without_its_growth():
     growth = np.abs(np.linalg.eigvals(companion)).max()
     assert base.growth(0) == pytest.approx(growth, rel=1e-4)
     assert base.shrunk(growth).growth(0) == pytest.approx(1.0, rel=1e-4)
+
+
+def windows_of_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of windows of every fit from now on."""
+    counts, windows = [], Linear.windows
+
+    def counted(self: Linear, samples: Samples, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        counts.append(count)
+        return windows(self, samples, count)
+
+    monkeypatch.setattr(Linear, "windows", counted)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("most_work", "wanted"),
+    [
+        (math.inf, {"moved": [60, 120, 240, 480, 960], "noise": [60, 120]}),
+        (0.2, {"moved": [60, 120, 240, 480]}),
+    ],
+)
+def test_a_costly_map_is_fitted_to_more_windows_while_they_help_and_within_its_work(
+    tmp_path, monkeypatch, capsys, most_work, wanted
+):
+    """Every window of fields that move tells something of the map, more noise tells nothing."""
+    counts = windows_of_fits(monkeypatch)
+    monkeypatch.setattr(linear, "CHEAP", 1e-3)
+    monkeypatch.setattr(linear, "FEWEST", 60)
+    moved = [fields(120, 12, 12)]
+    for _ in range(10):
+        moved.append(np.roll(moved[-1], 1, 1) * np.linspace(0.8, 1, 12))
+    noise = np.random.default_rng(0).standard_normal((120, 11, 12, 12))
+    for name, u in {"moved": np.stack(moved, 1), "noise": noise}.items():
+        if name in wanted:
+            counts.clear()
+            (tmp_path / name).mkdir()
+            said = {**TRANSIENT, "layout": {"u": ["trajectory", "time", "x", "y"]}, "base": ["linear"]}
+            said |= {"domain": {"x": [0, 1], "y": [0, 1]}, "patch": 1}
+            _, cache = prepared(tmp_path / name, said, u=u)
+            assert [*base_selection.fitted_candidates(cache, 1, 0, CPU, most_work)]
+            assert counts == wanted[name]
+    is_cut = "linear: a candidate is left out, as its fit would take" in capsys.readouterr().out
+    assert is_cut == (most_work < 1)
 
 
 def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, capsys):

@@ -11,6 +11,7 @@ from user_files import (
     T,
     X,
     Y,
+    base_error,
     doctor,
     forecast,
     operator_on,
@@ -33,7 +34,7 @@ from ups.forecaster import Forecaster
 from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
-from ups.models.base_selection import base_error, fitted_candidates
+from ups.models.base_selection import fitted_candidates
 from ups.userdata.describe import describe_file
 
 LAND = (np.arange(X)[:, None] - 10) ** 2 + (np.arange(Y) - 3) ** 2 < 9

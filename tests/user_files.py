@@ -14,8 +14,8 @@ from ups.data.cache import open_cache
 from ups.data.doctor import examine
 from ups.data.sources import open_sources, open_user
 from ups.evaluation.gates import check_usability
-from ups.models.base_selection import fit_base
-from ups.models.head_setup import build_operator
+from ups.models.base_selection import evaluate_candidate, fit_base
+from ups.models.head_setup import MAX_TRAJECTORIES, build_operator
 from ups.report.report import write_report
 from ups.results import Entry, Results
 from ups.userdata.describe import describe_file
@@ -196,3 +196,9 @@ def page_of(folder: Path, entry: Entry, samples: list[dict]) -> str:
     results.save(folder)
     write_report(results, {"ks": samples}, [], folder / "report.html", {})
     return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def base_error(head, cache, context):
+    """Pooled nRMSE of the base alone over validation rollouts."""
+    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
+    return evaluate_candidate("", head, cache, context, rows).error()

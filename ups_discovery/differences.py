@@ -27,7 +27,7 @@ from ups_discovery.least_squares import (
     scaled,
     solve,
 )
-from ups_discovery.progress import beat
+from ups_discovery.progress import beat, evaluation
 from ups_discovery.spectral import FieldTransform
 from ups_discovery.terms import WAVE
 
@@ -66,7 +66,7 @@ class Differences:
         windows, cells = self.one.windows.regression, self.one.windows.cells
         rows = windows.split(4), target[..., cells].split(4), window_weight.split(4, 1)
         for s, y, weight in zip(*rows, strict=True):
-            beat()
+            beat(work=evaluation(3 * s.numel(), len(self.one.library)))
             values = self.one.terms(s.flatten(0, 1), cells).unflatten(0, (-1, 3))
             values = (values[:, 0] + 4 * values[:, 1] + values[:, 2]) / 6
             columns = torch.cat([values[:, None].expand(-1, y.shape[1], -1, -1), y[:, :, None]], 2)

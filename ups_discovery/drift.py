@@ -22,7 +22,7 @@ from ups_discovery.certainty import UNCLEAR, Certainty, assessed
 from ups_discovery.data import Data
 from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import significant, solve
-from ups_discovery.progress import beat
+from ups_discovery.progress import beat, evaluation
 from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
 from ups_discovery.windows import number_of
@@ -75,7 +75,7 @@ class Drift:
         numbers)."""
         every = torch.arange(math.prod(self.space), device=self.pairs.device)
         for s in self.pairs.split(self.batch_size):
-            beat()
+            beat(work=evaluation(6 * s.numel(), len(self.one.library)))
             values = self.dt * self.one.terms(s[:, 0], every)
             yield self.modes(values.unflatten(-1, self.space)), self.modes(s[:, 1] - s[:, 0])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ups_discovery.boundary import along
 from ups_discovery.equation import Equation, max_steps
 from ups_discovery.library import library
-from ups_discovery.progress import beat
+from ups_discovery.progress import beat, evaluation
 from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
 from ups_discovery.terms import Terms, diagonal
@@ -71,16 +71,9 @@ class Integrator:
     def build(self, model: Model) -> tuple[Equation, Tensor]:
         """An integrator of the model's terms, and the places of the unknowns among its weights."""
         used = sorted({term for _, term in model.unknowns})
-        equation = Equation(
-            **{
-                **self.settings,
-                "terms": [self.library[term] for term in used],
-                "num_steps": model.num_steps,
-                "is_stiff": model.is_stiff,
-                "is_coupled": model.is_coupled,
-                "is_finer": model.is_finer,
-            }
-        ).to(self.windows.regression.device)
+        steps = {name: getattr(model, name) for name in ("num_steps", "is_stiff", "is_coupled", "is_finer")}
+        equation = Equation(**self.settings | steps | {"terms": [self.library[term] for term in used]})
+        equation = equation.to(self.windows.regression.device)
         equation.low, equation.high = self.windows.bounds
         places = [channel * len(used) + used.index(term) for channel, term in model.unknowns]
         return equation, torch.tensor(places, device=self.windows.regression.device)
@@ -95,8 +88,9 @@ class Integrator:
         num_weights, weight_shape = equation.weight[0].numel(), equation.weight.shape[1:]
         weight = values.new_zeros(*values.shape[:-1], num_weights).index_copy(-1, places, values)
         weight, found = weight.view(-1, *weight_shape), []
+        work = 4 * equation.num_steps * evaluation(s.numel(), len(equation.terms.terms))
         for _ in range(frames):
-            beat()
+            beat(work=work)
             s = equation.advance(s, weight)
             found.append(s)
         return torch.stack(found, 1)
@@ -165,12 +159,8 @@ class Integrator:
             for channel, term in model.unknowns
         ]
         is_own_channel = {channel == one[0] for channel, one in linear if one and one[1]}
-        found = []
-        if False in is_own_channel:
-            found.append(replace(model, is_stiff=True, is_coupled=True))
-        if True in is_own_channel:
-            found.append(replace(model, is_stiff=True, is_coupled=False))
-        return [*found, replace(model, is_stiff=False, is_coupled=False)]
+        kinds = [(True, not is_own) for is_own in (False, True) if is_own in is_own_channel]
+        return [replace(model, is_stiff=one, is_coupled=two) for one, two in [*kinds, (False, False)]]
 
     def num_converged_steps(self, model: Model, limit: int) -> int:
         """1.5 times the fewest steps per frame for which twice the number changes nothing, at most `limit`; 0

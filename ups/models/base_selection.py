@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import note
+from ups.config.schema import OperatorConfig
 from ups.data.cache import Cache
 from ups.metrics.errors import rmse
 from ups.metrics.spectra import rms
@@ -26,7 +27,7 @@ from ups.models.assimilation import (
     perturbed,
 )
 from ups.models.bases import base_class
-from ups.models.bases.base import Base, Fit, Samples
+from ups.models.bases.base import OVER_BUDGET, Base, Fit, OverBudgetError, Samples
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
     MAX_TRAJECTORIES,
@@ -50,20 +51,31 @@ from ups.select import (
 
 NUM_LONG_ROLLOUTS = 16  # of the test of stability
 NUM_NOISY, NUM_MEMBERS = 16, 4  # trajectories and members of the ensemble that explains errors
+# of the training's work, for the fits of costly bases; and the least work, as few steps need a base as well
+SHARE, LEAST_WORK = 0.25, 15.0
+STEP, KEPT = 0.0135, 3.6e-9  # work of a training step, and of a number kept for its backward pass
 STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
+def most_work_of(cache: Cache, settings: OperatorConfig, num_tasks: int) -> float:
+    """The most work (`Samples.spend`) of the costly bases of a task: SHARE of that of its training."""
+    model, train = settings.model, settings.train
+    tokens = math.prod(-(-n // cache.tokenizer.patch) for n in cache.tokenizer.space)
+    kept = train.batch_size * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio)
+    return max(LEAST_WORK, SHARE * train.steps / num_tasks * (STEP + KEPT * kept))
+
+
 def fit_base(
-    cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
+    cache: Cache, base_steps: int, context: int, seed: int, device: torch.device, most_work: float = math.inf
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Facts and weights of the selected base of a task, for `fit_once`.
+    """Facts and weights of the selected base of a task, for `fit_once`. most_work: of `fitted_candidates`.
 
     Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and decisions: that
     on the base first, then those on noisy starts.
     """
     started = time.perf_counter()
-    head, decisions = select_base(cache, base_steps, context_frames, seed, device)
-    if cause := cause_of_errors(head, cache, context_frames, seed):
+    head, decisions = select_base(cache, base_steps, context, seed, device, most_work)
+    if cause := cause_of_errors(head, cache, context, seed):
         head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
         decisions.append(cause)
     facts = {
@@ -93,39 +105,36 @@ def describe_selection(facts: dict[str, Any]) -> str:
 
 
 def select_base(
-    cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
+    cache: Cache, base_steps: int, context: int, seed: int, device: torch.device, most_work: float = math.inf
 ) -> tuple[TaskHead, list[Decision]]:
     """The head with the selected base, and the decisions on the base and the start of its forecasts.
 
     Raises ValueError if all candidates blow up.
     """
-    shortlist = Shortlist(cache, context_frames, seed)
-    for name, head in fitted_candidates(cache, base_steps, seed, device):
+    shortlist = Shortlist(cache, context, seed)
+    for name, head in fitted_candidates(cache, base_steps, seed, device, most_work):
         shortlist.add(name, head)
     return shortlist.select()
 
 
-def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
-    """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of the
-    predicted fields that are not zero throughout; inf if it blows up.
-    """
-    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
-    return evaluate_candidate("", head, cache, context_frames, rows).error()
-
-
 def fitted_candidates(
-    cache: Cache, base_steps: int, seed: int, device: torch.device
+    cache: Cache, base_steps: int, seed: int, device: torch.device, most_work: float = math.inf
 ) -> Iterator[tuple[str, TaskHead]]:
-    """Yield (name, head of width 1 with a fitted base) for every base in task.TASK.base.
+    """Yield (name, head of width 1 with a fitted base) for every base in task.TASK.base, the costly ones
+    last.
 
-    base_steps: most steps on 16 windows, for bases that are learnt. The weights depend on `seed` and the
-    cache alone, not on the global random state. Raises ValueError for a parameter value without a training
-    window.
+    base_steps: most steps on 16 windows, for bases that are learnt. most_work: of all costly bases, which
+    share it equally, what one leaves is for the next; in nominal seconds (`Samples.spend`). The weights
+    depend on `seed` and the cache alone, not on the global random state. Raises ValueError for a parameter
+    value without a training window.
     """
     task, settings = cache.task.name, base_settings(cache)
     samples = Samples(unfitted_head(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     conserved = conserved_facts(samples.head, cache)
-    for kind in cache.settings.base:
+    kinds = sorted(cache.settings.base, key=lambda kind: base_class(kind).is_costly)
+    for number, kind in enumerate(kinds):
+        num_costly = sum(base_class(later).is_costly for later in kinds[number:])
+        samples.most_work = samples.work + (most_work - samples.work) / max(1, num_costly)
         if cache.is_sampled and base_class(kind).needs_fitted_parameters:
             print(f"{task}: {kind} serves a few parameter values alone, and these are many: left out")
             continue
@@ -149,6 +158,8 @@ def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, A
         reason = end.value
     except torch.linalg.LinAlgError as error:
         reason = f"its equations have no solution ({error})"
+    except OverBudgetError:
+        reason = OVER_BUDGET
     if reason:
         print(f"{who}: {which}, as {reason}")
 

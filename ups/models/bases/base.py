@@ -60,9 +60,14 @@ SMALL_GAIN = 0.1  # of the error: with less, it is compared with that of other w
 # With as many others and 1.25, one of three fits to a law that is not elliptic had thrice the others' errors
 MOST_OVER, NUM_OTHERS = 1.1, 4
 MAX_TRIALS, DAMPING = 10, 8.0  # of the damping in a step, and its factor
+OVER_BUDGET = "its fit would take too much of the time of the training"
 T = TypeVar("T")
 # u (batch, history, C, *space), the parameters of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, ParameterBatch, Tensor]
+
+
+class OverBudgetError(Exception):
+    """A fit would take more work than it may."""
 
 
 class Samples:
@@ -72,11 +77,20 @@ class Samples:
     budget: number of windows in the steps of a fit.
     """
 
+    work, most_work = 0.0, math.inf  # of costly fits so far, and with the present one
+
     def __init__(self, head: nn.Module, cache: "Cache", seed: int, budget: int = 0):
         self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
         self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
         length = 1 if head.task.is_steady else head.history + 1
         self.num_starts = max(0, self.num_frames - length + 1)
+
+    def spend(self, work: float) -> None:
+        """Count the work of a costly fit, in nominal seconds: of one core, by the shapes of what is computed,
+        as no decision may depend on a clock. Raises OverBudgetError if it would be too much."""
+        if self.work + work > self.most_work:
+            raise OverBudgetError
+        self.work += work
 
     def rows(self, value: int | None) -> Tensor:
         """Training rows of one parameter value; all rows for None or for a task without parameters."""
@@ -188,6 +202,7 @@ class Base(nn.Module):
     kind: str
     needs_fitted_parameters = False  # whether it serves only parameter values that it was fitted on
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
+    is_costly = False  # whether its fit may take longer than those of all others
     is_cellwise = False  # whether it has coefficients for every cell
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial

@@ -16,7 +16,7 @@ from ups_discovery.terms import WAVE
 class Equation(ups_discovery.equation.Equation, Base):
     """An equation of ups_discovery between normalised fields: s = std * w + mean (C,) is its state."""
 
-    kind, needs_fitted_parameters, has_tangent = "equation", True, True
+    kind, needs_fitted_parameters, has_tangent, is_costly = "equation", True, True, True
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
@@ -62,8 +62,9 @@ class Equation(ups_discovery.equation.Equation, Base):
         """Yield the candidates of `ups_discovery.search.candidates`."""
         from ups_discovery import progress, search
 
-        def report(doing: str) -> None:
+        def report(doing: str, work: float) -> None:
             beat()
+            samples.spend(work)
             if doing:
                 note(f"{samples.name}: {doing}")
 
@@ -74,4 +75,7 @@ class Equation(ups_discovery.equation.Equation, Base):
             return base
 
         progress.listener = report
-        return (yield from search.candidates(samples, settings, made))
+        try:
+            return (yield from search.candidates(samples, settings, made))
+        finally:
+            progress.listener = None

@@ -4,28 +4,30 @@ that is fitted by ridge regression.
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
-from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
+from ups.models.bases.base import OVER_BUDGET, Base, Fit, OverBudgetError, ParameterBatch, Samples
+from ups_discovery.boundary import PERIODIC, along
 
 if TYPE_CHECKING:
     from ups.models.bases.reduced_rank import Map
-from ups_discovery.boundary import PERIODIC, along
 
-FOLDS = 4  # of cross-validation; windows are in the order of initial conditions and time
 GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well
 STEPS, STATES = 40, 4  # of the power iteration for the growth
 BATCH = 32  # windows that are read at once
+MEAN = "the mean"
+# nominal seconds of a fit to all windows at once. Else it begins with fewer, and takes MORE times as many
+# while that reduces the held-out mean square error to MORE_GAIN, of starts within CLEARLY times the least
+CHEAP, FEWEST, MORE, MORE_GAIN, CLEARLY = 0.5, 32, 2, 0.81, 2.0
 
 
 class Linear(Base):
     """u_next = mean' + kept * (u - mean) + (x - mean) U V^T. x: the last `lags` frames, the forcing and the
-    standardised parameters; kept: one number per cell: 0, 1 or its autocorrelation.
+    standardised parameters; kept: 0 or 1 per cell.
 
     It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map that was fitted
     to few windows has much smaller errors on these than on others, and a network would learn from too small
@@ -34,7 +36,7 @@ class Linear(Base):
     of that map.
     """
 
-    kind, degree, is_cellwise = "linear", 1, True
+    kind, degree, is_cellwise, is_costly = "linear", 1, True, True
     MOST_BYTES = 2**29  # of windows
     MOST_WEIGHTS = 2**24  # in U and V
     MOST_WINDOWS = 1500, 8  # in total, or per input of a map with few inputs; the larger one counts
@@ -124,76 +126,87 @@ class Linear(Base):
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
         """Yield, for every start (see `starts`) and number of frames: the start itself, the map that is best
         on held-out windows and, if that one grows, the same without growth.
+
+        A costly map is fitted to a few windows, then to more and more: as long as that reduces its held-out
+        error, and from those starts whose error is not clearly larger than the least.
         """
-        from ups.models.bases.reduced_rank import Directions, FoldSums, Map, fit_map
+        from ups.models.bases.reduced_rank import FOLDS, Map, fit_maps, work
 
         task = samples.head.task
         if task.is_symmetric or (task.is_shifted and PERIODIC in along(task.boundary, task.ndim)):
             return f"{task.name} is shifted or mirrored in training, which a map between cells cannot follow"
-        is_steady = task.is_steady
-        for lags in sorted({1} if is_steady else {1, settings["history"]}):
-            x, y = cls(**{**settings, "lags": lags}).windows(samples)
-            if len(y) < 2 * FOLDS:
-                return f"{len(y)} training windows are too few; it takes {2 * FOLDS}"
-            means = [part.mean(0, dtype=torch.float64).float() for part in (x, y)]
-            x, y = x - means[0], y - means[1]
-            read, held = Directions.of(x), torch.arange(len(x), device=x.device).chunk(FOLDS)
-            folds = [FoldSums.of(read.scores, some) for some in held]
-            most = cls.MOST_WEIGHTS // (x.shape[1] + y.shape[1])
-            for start, kept in starts(
-                x, y, 0 if is_steady else settings["num_moving"] * y.shape[1] // settings["num_channels"]
-            ):
-                beat()
-                target = y if is_steady else y - kept * x[:, : len(kept)]
-                best, firm = fit_map(read, folds, Directions.of(target), held, most)
-                numbers = *means, kept
-                if lags == 1 and start != "persistence":  # that one is a separate base
-                    yield cls.made(samples, settings, start, 1, *numbers, Map.none(x, y), None)
+        missing = None
+        for lags in sorted({1} if task.is_steady else {1, settings["history"]}):
+            unfitted = cls(**{**settings, "lags": lags}).to(samples.device)
+            counts = [unfitted.num_windows(samples)]
+            if counts[0] < 2 * FOLDS:
+                return f"{counts[0]} training windows are too few; it takes {2 * FOLDS}"
+            sizes = len(unfitted.mean_in), len(unfitted.mean)
+            left, found, least = unfitted.starts(settings), {}, math.inf
+            while work(counts[0], *sizes, len(left)) > CHEAP and counts[0] >= MORE * FEWEST:
+                counts.insert(0, counts[0] // MORE)
+            for count in counts:
+                try:
+                    samples.spend(work(count, *sizes, len(left)))
+                except OverBudgetError:
+                    missing = OVER_BUDGET
+                    break
+                found = fit_maps(*unfitted.windows(samples, count), left, cls.MOST_WEIGHTS // sum(sizes))
+                before, least = least, min(error for *_, error in found.values())
+                if least > MORE_GAIN * before:
+                    break
+                left = {name: left[name] for name, (*_, error) in found.items() if error <= CLEARLY * least}
+            for start, (numbers, best, firm, _) in found.items():
+                if lags == 1 and start == MEAN:  # persistence is a base of its own
+                    none = Map(best.reads[:, :0], best.gives[:, :0])
+                    yield unfitted.made(settings, start, numbers, none, None)
                 if best.rank:
-                    name, fitted, base = cls.made(samples, settings, start, lags, *numbers, best, firm)
+                    name, fitted, base = unfitted.made(settings, start, numbers, best, firm)
                     yield name, fitted, base
-                    if not is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
-                        yield (
-                            f"{name}, without its growth of {growth:.4g}",
-                            fitted,
-                            copy.deepcopy(base).shrunk(growth),
-                        )
-        return None
+                    if not task.is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
+                        shrunk = copy.deepcopy(base).shrunk(growth)
+                        yield f"{name}, without its growth of {growth:.4g}", fitted, shrunk
+        return missing
 
-    @classmethod
+    def starts(self, settings: dict[str, Any]) -> dict[str, Tensor]:
+        """Name -> the fraction (numbers,) of a number's deviation that persists without the map: none or all
+        of it. Fixed fields, whose numbers come last, persist."""
+        nothing = torch.zeros_like(self.mean)
+        if self.is_steady:
+            return {MEAN: nothing}
+        nothing[settings["num_moving"] * len(nothing) // self.num_channels :] = 1.0
+        return {MEAN: nothing, "persistence": torch.ones_like(nothing)}
+
     def made(
-        cls,
-        samples: Samples,
-        settings: dict[str, Any],
-        start: str,
-        lags: int,
-        mean_in: Tensor,
-        mean: Tensor,
-        kept: Tensor,
-        best: "Map",
-        firm: "Map | None",
+        self, settings: dict, start: str, found: dict[str, Tensor], best: "Map", firm: "Map | None"
     ) -> tuple[str, dict[str, Any], "Linear"]:
         """The candidate (name, settings, base) of fitted tensors."""
-        settings = {**settings, "lags": lags, "rank": best.rank}
-        settings |= {} if firm is None else {"firm_rank": firm.rank}
-        base = cls(**settings).to(samples.device)
-        found = {"mean_in": mean_in, "mean": mean, "kept": kept, "reads": best.reads, "gives": best.gives}
-        found |= {} if firm is None else {"firm_reads": firm.reads, "firm_gives": firm.gives}
+        settings = {**settings, "lags": self.lags, "rank": best.rank}
+        found = found | {"reads": best.reads, "gives": best.gives}
+        if firm is not None:
+            settings["firm_rank"] = firm.rank
+            found |= {"firm_reads": firm.reads, "firm_gives": firm.gives}
+        base = Linear(**settings).to(best.reads.device)
         base.load_state_dict(found)
-        return f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}", settings, base
+        frames = f"{self.lags} frame{'s' * (self.lags > 1)}"
+        return f"linear from {start}, {frames}, rank {best.rank}", settings, base
 
-    def windows(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Inputs x (n, numbers) and next frames y (n, numbers) of training windows, in the order of initial
-        conditions and time: all, or an even selection of as many as fit into memory.
-        """
+    def num_windows(self, samples: Samples) -> int:
+        """The number of training windows: all, or as many as fit into memory."""
         from ups.models.bases.reduced_rank import MOST
 
-        num_in, num_out = len(self.mean_in), len(self.mean)
-        rows = samples.rows(None)
-        rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
-        total, (most, each) = len(rows) * samples.num_starts, self.MOST_WINDOWS
+        num_in, num_out, (most, each) = len(self.mean_in), len(self.mean), self.MOST_WINDOWS
         most = max(most, each * num_in) if num_in <= MOST else most
-        count = min(total, most, max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
+        most = min(most, max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
+        return min(len(samples.rows(None)) * samples.num_starts, most)
+
+    def windows(self, samples: Samples, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs x (n, numbers) and next frames y (n, numbers) of an even selection of training windows, in
+        the order of initial conditions and time.
+        """
+        num_in, num_out, rows = len(self.mean_in), len(self.mean), samples.rows(None)
+        rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
+        total = len(rows) * samples.num_starts
         picked = torch.linspace(0, max(0, total - 1), count, dtype=torch.float64).round().long()
         x, y = (
             torch.empty(count, num_in, device=samples.device),
@@ -210,22 +223,3 @@ class Linear(Base):
                 inside = valid.flatten().repeat(times)
                 values[:, : len(inside)] *= inside
         return x, y
-
-
-def starts(x: Tensor, y: Tensor, num_moving: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, kept (numbers,)), the fraction of a cell's deviation that persists: nothing, all, and its
-    autocorrelation. Fixed fields, whose numbers come last, persist. num_moving: numbers of the other fields;
-    0 for a steady task.
-    """
-    if not num_moving:
-        yield "the mean", torch.zeros_like(y[0])
-        return
-    x = x[:, : y.shape[1]]
-    correlation = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-12)
-    for name, kept in (
-        ("the mean", torch.zeros_like(y[0])),
-        ("persistence", torch.ones_like(y[0])),
-        ("damped persistence", correlation.clamp(-1, 1)),
-    ):
-        kept[num_moving:] = 1.0
-        yield name, kept

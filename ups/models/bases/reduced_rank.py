@@ -12,15 +12,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ups.common.progress import beat
+
+FOLDS = 4  # of cross-validation; windows are in the order of initial conditions and time
+# nominal seconds of a number that is read, of float64 products, eigenvectors and errors of all ranks
+# (docs/lab/log.md)
+READ, PRODUCT, EIGENVECTORS, RANKS = 1e-7, 5e-11, 2.5e-10, 1.5e-8
 RIDGES = tuple(10.0**power for power in range(-13, 2))  # relative to the largest variance of a direction of x
-SMALLER = 1.0, 1e-2, 1e-4  # times the best ridge of full rank; a lower rank needs less ridge
 AS_GOOD = 1.005  # times the least error; among these, the largest ridge and then the smallest rank are taken
 FIRM = 0.5  # a firm map's least error on fitted windows, relative to that on held-out ones
 NEARLY = 0.75  # of the largest rank, from which the rank is not limited
 TINY = 1e-15  # of the largest variance: float64 rounding
 ROUNDING = 1e-14  # of the squares of y: smaller errors are rounding
 MOST = 1024  # directions, if x has no more numbers than this
-MANY = 512  # directions otherwise; if there are more, one ridge is tried with all ranks
+MANY = 512  # directions otherwise
 BLOCK_COLUMNS = 2**16  # columns that are summed in float64 at once
 
 
@@ -138,37 +143,31 @@ class Errors:
 
 def fit_map(
     read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor], most: int
-) -> tuple[Map, Map | None]:
-    """The map of rank `most` or less with the least held-out error, and a firm one (see FIRM) if that one is
-    not.
+) -> tuple[Map, Map | None, float]:
+    """The map of rank `most` or less with the least held-out error, a firm one (see FIRM) if that one is not,
+    and the mean square error of a held-out window.
     """
     if not len(read.variances) or not len(give.variances):  # nothing varies
-        return Map.none(read.x, give.x), None
+        return Map.none(read.x, give.x), None, 0.0
     products = read.scores.T @ give.scores
     errors = [
         Errors(read.scores, give.scores, fold, rows, products) for fold, rows in zip(folds, held, strict=True)
     ]
     by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
     best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
-    by_rank = {
-        ridge: sum(error.of_rank(ridge) for error in errors)[:, : most + 1]
-        for ridge in {
-            max(best * factor, RIDGES[0])
-            for factor in (SMALLER if len(read.variances) <= MANY else SMALLER[:1])
-        }
-    }
-    ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
-    rank = smallest_as_good(by_rank[ridge][0])
+    by_rank = sum(error.of_rank(best) for error in errors)[:, : most + 1]
+    rank = smallest_as_good(by_rank[0])
     every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)
     # the fit of all windows has more directions than that of a fold: nearly full rank means full rank
-    found = fitted(read, give, ridge, rank if rank < NEARLY * every else most)
-    if is_firm(by_rank[ridge][:, rank], len(folds)):
-        return found, None
+    found = fitted(read, give, best, rank if rank < NEARLY * every else most)
+    error = float(by_rank[0, rank]) / len(read.scores)
+    if is_firm(by_rank[:, rank], len(folds)):
+        return found, None, error
     firm = next((ridge for ridge in RIDGES if ridge > best and is_firm(by_ridge[ridge], len(folds))), None)
     if firm is None:
-        return found, Map.none(read.x, give.x)
+        return found, Map.none(read.x, give.x), error
     rank = smallest_as_good(sum(error.of_rank(firm) for error in errors)[0, : most + 1])
-    return found, fitted(read, give, firm, rank)
+    return found, fitted(read, give, firm, rank), error
 
 
 def is_firm(errors: Tensor, num_folds: int) -> bool:
@@ -194,3 +193,31 @@ def fitted(read: Directions, give: Directions, ridge: float, rank: int) -> Map:
     root = (1 / (read.variances + ridge * read.variances.max())).sqrt()
     left, size, right = torch.linalg.svd(root[:, None] * cross, full_matrices=False)
     return Map(read.combined(root[:, None] * left[:, :rank] * size[:rank]), give.combined(right[:rank].T))
+
+
+def work(num_windows: int, num_in: int, num_out: int, num_starts: int) -> float:
+    """Work of `fit_maps`, as of `Samples.spend`: principal directions of x and of every target, and errors of
+    all ranks."""
+    total = num_starts * RANKS * min(num_windows, num_in, MANY) ** 3
+    for size in (num_in, *[num_out] * num_starts):
+        small, large = sorted((num_windows, size))
+        total += READ * num_windows * size + PRODUCT * small**2 * large + EIGENVECTORS * small**3
+    return total
+
+
+def fit_maps(
+    x: Tensor, y: Tensor, starts: dict[str, Tensor], most: int
+) -> dict[str, tuple[dict[str, Tensor], Map, Map | None, float]]:
+    """Start -> (means of x and y and the fraction that persists, the map, the firm map, the mean square error
+    of a held-out window). starts: name -> fraction of a number's deviation that persists; most: of `fit_map`.
+    """
+    means = {"mean_in": x.mean(0, dtype=torch.float64), "mean": y.mean(0, dtype=torch.float64)}
+    x, y = (part - mean.float() for part, mean in zip((x, y), means.values(), strict=True))
+    read, held = Directions.of(x), torch.arange(len(x), device=x.device).chunk(FOLDS)
+    folds, found = [FoldSums.of(read.scores, some) for some in held], {}
+    for start, kept in starts.items():
+        beat()
+        target = y - kept * x[:, : len(kept)] if kept.any() else y
+        fitted = fit_map(read, folds, Directions.of(target), held, most)
+        found[start] = (means | {"kept": kept}, *fitted)
+    return found
