@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
 from ups.generative.student import MID_EVERY, Solved, endpoint_loss, mid_step, sample_student, solve_path
-from ups.metrics.intervals import pairing
+from ups.metrics.intervals import Resamples, as_interval, bootstrap
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.training.optim import EMA
 from ups_discovery.seeds import generator
@@ -612,6 +612,42 @@ def check_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[st
     return failed(
         measure_quiet(problem, c, r, std), {"quiet spread": (0.0, 0.05), "quiet error": (0.0, 0.05)}
     )
+
+
+def pairing(
+    student: Tensor, teacher: Tensor, resamples: Resamples | None = None
+) -> dict[str, dict[str, float | None]]:
+    """Agreement of a distilled model with its teacher, both (n, M, ...), with member i from the same noise.
+
+    Returns {value, low, high} of each. error = mean |student - teacher|^2 / mean Var_z(teacher): 0 for equal
+    maps, 1 for the ensemble mean, 2 for an independent sample. correlation: of deviations from the mean over
+    members. variance_ratio: Var_z(student) / Var_z(teacher).
+    """
+    if student.shape != teacher.shape or student.ndim < 2 or student.shape[1] < 2:
+        raise ValueError(
+            f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}; expected equal "
+            "shapes (n, M, ...) with M >= 2 in pairing. Sample both from the same noise."
+        )
+    student, teacher = student.double().flatten(2), teacher.double().flatten(2)
+    ours, theirs = (u - u.mean(1, keepdim=True) for u in (student, teacher))
+    unbiased = (teacher.shape[1] - 1) / teacher.shape[1]
+    moments = [(student - teacher).square(), ours * theirs, ours.square(), theirs.square()]
+    value, low, high = bootstrap(
+        torch.stack([part.mean((1, 2)) for part in moments], 1),
+        lambda mean: torch.stack(
+            [
+                mean[:, 0] / mean[:, 3] * unbiased,
+                mean[:, 1] / (mean[:, 2] * mean[:, 3]).sqrt(),
+                mean[:, 2] / mean[:, 3],
+            ],
+            1,
+        ),
+        resamples or Resamples(1, 0),
+    )
+    return {
+        name: as_interval((value[i], low[i], high[i]))
+        for i, name in enumerate(("error", "correlation", "variance_ratio"))
+    }
 
 
 def check_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> list[str]:

@@ -154,7 +154,7 @@ def print_report_plan(config: Config) -> None:
             forward = FORWARD * _seconds(network, grid, settings.batch_size, boundary, precision)
             steps = section.sampler_steps
             fields = 4 * settings.ensemble_trajectories * settings.members
-            total += 2 * steps * forward * (fields if is_steady else num_samples(settings, steps))
+            total += 2 * steps * forward * (fields if is_steady else num_samples(settings))
     print(
         f"  about {duration(total)} for ensembles of {settings.members} members, estimated from one step per "
         "task; the operator's rollouts take seconds per task"

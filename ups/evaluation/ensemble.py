@@ -227,16 +227,14 @@ def one_step(
     count: int,
     num_members: int,
     names: Sequence[str],
-    num_steps: int = 0,
     is_shuffled: bool = False,
     num_exact: int = 0,
 ) -> SampledWindows:
     """One step from each of `count` windows of the evaluated split.
 
     Windows are sampled as in training, half of them where the residual is large; uniform ones would leave all
-    scores to a handful of first frames. num_steps: of the corrector's sampler, 0 for its own. is_shuffled:
-    networks get the conditions of other windows, to test that these matter. num_exact: exact samples of each
-    window, at most.
+    scores to a handful of first frames. is_shuffled: networks get the conditions of other windows, to test
+    that these matter. num_exact: exact samples of each window, at most.
     """
     source, split = ensembles.residuals, ensembles.truth.split
     windows = residual_schedule({source.name: source}, split, count, ensembles.seed + 5).batch(0)
@@ -248,7 +246,7 @@ def one_step(
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shuffle = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
         samples = [
-            ensembles.residual(name, tokens, facts, noise, second, num_steps, shuffle).unflatten(
+            ensembles.residual(name, tokens, facts, noise, second, 0, shuffle).unflatten(
                 0, (-1, num_members)
             )[:, : 1 if name == "operator" else None]
             for name in names

@@ -10,14 +10,13 @@ from torch import Tensor
 from ups.common.progress import note
 from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores, pairing
+from ups.metrics.intervals import Resamples, Scores
 from ups.metrics.spectra import ROUNDING, octaves
 from ups.results import START, Entry, Figures
 
 STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
 FEW_WINDOWS = 256  # windows of a sampler with many evaluations
 FRACTION = 16  # of the windows: those of the checks that sample again
-FINE_STEPS = 64  # of the corrector's sampler, on a quarter of these
 LEADS = 4  # of the second ensemble, sampled if no law is known
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 ONE_STEP = "one step"
@@ -34,10 +33,9 @@ KEPT = (  # of the scores of one step
 KEPT_BY_START = ("ssr", "coverage_90")
 
 
-def num_step_samples(count: int, num_members: int, num_steps: int) -> float:
-    """Samples of the corrector in `assess_one_step`, those of FINE_STEPS counted by their evaluations."""
-    again = max(2, count // FRACTION) + max(2, count // (4 * FRACTION)) * FINE_STEPS / num_steps
-    return num_members * (min(FEW_WINDOWS, count) + again)
+def num_step_samples(count: int, num_members: int) -> float:
+    """Samples of the corrector in `assess_one_step`."""
+    return num_members * (min(FEW_WINDOWS, count) + max(2, count // FRACTION))
 
 
 def assess_one_step(
@@ -47,7 +45,7 @@ def assess_one_step(
     which some need the same noise twice; and the scores by first frame as the cases "start A-B".
 
     Fields are scored against the data; CRPS and errors of means against `num_exact` exact samples if the law
-    is known. pairing: how closely students and `scoring` follow the corrector on the same noise, in latents.
+    is known.
     """
     source, truth = ensembles.residuals, ensembles.truth
     costly = [name for name in ensembles.names if needs_many(entry, name)]
@@ -86,24 +84,8 @@ def assess_one_step(
             kept = summarise(rows, which, KEPT_BY_START)
             entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
 
-    # ---- students and their teacher
-    teacher = windows.samples["corrector"].cpu()
-    for name in (*STUDENTS, "scoring"):
-        if name in scores:
-            ours = windows.samples[name][: len(teacher)].cpu()
-            add(name, {"pairing": pairing(ours, teacher, resamples[: len(teacher)])})
-    for name in STUDENTS:
-        if name in scores:
-            less = compare_common(scores[name], scores["corrector"], resamples)["ssr_less"]
-            add(name, {"less_than_teacher": less})
-
-    # ---- the corrector's sampler, on the first of the same windows
-    note(f"{entry.name}: single steps again")
-    few = max(2, count // (4 * FRACTION))
-    fine = score(one_step(ensembles, few, num_members, ["corrector"], FINE_STEPS).samples["corrector"])
-    add("", {"ssr_less_64_steps": compare_common(scores["corrector"], fine, resamples)["ssr_less"]})
-
     # ---- response to the conditions of other windows
+    note(f"{entry.name}: single steps again")
     some = max(2, count // FRACTION)
     trained = [name for name in ensembles.names if name not in CHEAP]
     others = one_step(ensembles, some, num_members, trained, is_shuffled=True).samples
@@ -112,14 +94,6 @@ def assess_one_step(
         if name != "corrector":
             found = response(pairs[name], pairs["corrector"], resamples[:some])
             add(name, {"response": found})
-    losses = [
-        rows["crps"][:some].flatten(1).mean(1)
-        for rows in (score(others["corrector"]), scores["corrector"], scores["dressed"])
-    ]
-    rise = resamples[:some].interval(
-        torch.stack(losses, 1), lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1])
-    )
-    add("", {"shuffled_crps_rise_over_gain": rise})
 
     # ---- the exact law
     if windows.law is not None:

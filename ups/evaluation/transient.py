@@ -51,12 +51,12 @@ def starts_and_frames(truth: Truth, settings: EvaluateConfig) -> tuple[Tensor, i
     return rows, min(settings.ensemble_frames, truth.num_frames, truth.cache.num_frames - truth.context)
 
 
-def num_samples(settings: EvaluateConfig, num_steps: int) -> float:
+def num_samples(settings: EvaluateConfig) -> float:
     """Samples of the corrector here, counted by their evaluations: on the curve those of 1, 2, 4, ..
     evaluations together have as many as one of training."""
     starts = min(FEW_STARTS, settings.ensemble_trajectories) + CURVE_STARTS
     states = settings.members * starts + LONG * LONG_FEW
-    windows = num_step_samples(num_windows(settings), settings.members, num_steps)
+    windows = num_step_samples(num_windows(settings), settings.members)
     return settings.ensemble_frames * states + windows
 
 

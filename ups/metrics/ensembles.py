@@ -344,7 +344,7 @@ def compare_ensembles(scores: Scores, baseline: Scores, resamples: Resamples) ->
     """metric(scores) / metric(baseline) with paired intervals; below 1 is better.
 
     Every metric of `ENSEMBLES` with is_compared that both have -> {value, low, high}, or lists (T) of these
-    by lead. ssr_less: spread/skill minus the baseline's. The scores are fair, so the numbers of members may
+    by lead. The scores are fair, so the numbers of members may
     differ. Raises ValueError if the scores are of different cases.
     """
     if scores["crps"].shape != baseline["crps"].shape:
@@ -358,5 +358,4 @@ def compare_ensembles(scores: Scores, baseline: Scores, resamples: Resamples) ->
         for metric in ENSEMBLES
         if metric.is_compared
     }
-    rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, resamples, Tensor.sub)
     return {name: row for name, row in rows.items() if row is not None}

@@ -166,12 +166,10 @@ def compare(
     scores: Scores,
     baseline: Scores,
     resamples: Resamples,
-    join: Callable[[Tensor, Tensor], Tensor] = Tensor.div,
 ) -> dict[str, Any] | None:
     """metric(scores) / metric(baseline) with its paired interval; below 1 is better if low values are.
 
-    None if either does not have the metric. Both must be of the same trajectories in the same order. join:
-    replaces the ratio.
+    None if either does not have the metric. Both must be of the same trajectories in the same order.
     """
     both = [metric.moments(part, None) for part in (scores, baseline)]
     if None in both:
@@ -181,7 +179,7 @@ def compare(
     return as_interval(
         bootstrap(
             torch.cat([ours, theirs], 1),
-            lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
+            lambda mean: statistic(mean[:, :width]) / other(mean[:, width:]),
             resamples,
         )
     )
@@ -249,39 +247,3 @@ def rank_evenness(counts: Tensor, resamples: Resamples) -> Interval:
     if bins < 3 or pairs == 0:  # undefined for one member or one case
         return (torch.tensor(math.nan, dtype=torch.float64),) * 3
     return tuple(1 + pairs * end for end in bootstrap_pairs(matrix, resamples))
-
-
-def pairing(
-    student: Tensor, teacher: Tensor, resamples: Resamples = Resamples(1, 0)
-) -> dict[str, dict[str, float | None]]:
-    """Agreement of a distilled model with its teacher, both (n, M, ...), with member i from the same noise.
-
-    Returns {value, low, high} of each. error = mean |student - teacher|^2 / mean Var_z(teacher): 0 for equal
-    maps, 1 for the ensemble mean, 2 for an independent sample. correlation: of deviations from the mean over
-    members. variance_ratio: Var_z(student) / Var_z(teacher).
-    """
-    if student.shape != teacher.shape or student.ndim < 2 or student.shape[1] < 2:
-        raise ValueError(
-            f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}; expected equal "
-            "shapes (n, M, ...) with M >= 2 in pairing. Sample both from the same noise."
-        )
-    student, teacher = student.double().flatten(2), teacher.double().flatten(2)
-    ours, theirs = (u - u.mean(1, keepdim=True) for u in (student, teacher))
-    unbiased = (teacher.shape[1] - 1) / teacher.shape[1]
-    moments = [(student - teacher).square(), ours * theirs, ours.square(), theirs.square()]
-    value, low, high = bootstrap(
-        torch.stack([part.mean((1, 2)) for part in moments], 1),
-        lambda mean: torch.stack(
-            [
-                mean[:, 0] / mean[:, 3] * unbiased,
-                mean[:, 1] / (mean[:, 2] * mean[:, 3]).sqrt(),
-                mean[:, 2] / mean[:, 3],
-            ],
-            1,
-        ),
-        resamples,
-    )
-    return {
-        name: as_interval((value[i], low[i], high[i]))
-        for i, name in enumerate(("error", "correlation", "variance_ratio"))
-    }
