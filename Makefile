@@ -175,7 +175,7 @@ dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; 
 	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $(HERE)$${script}.py --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## Table of all runs
-	$(PY) -m ups.report.leaderboard --runs $(RUNS)
+	$(PY) -m bench.leaderboard --runs $(RUNS)
 
 publish: $(ENVIRONMENT)       ## Copy the weights of a run: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
 	$(PY) -m ups.commands.publish "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"

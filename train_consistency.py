@@ -116,7 +116,7 @@ def main() -> None:
         number = pool.number(step)
         members = section.members if step >= tuned_from else None
         loss = SplitLoss(partial(read, student, pool, members, step, number), compute)
-        run.update(loss, batches.local_size, only=batches.schedule.task(number))
+        run.update(loss, batches.local_size, only=batches.shard(number).task)
         if run.is_due(train.validate_every) or run.step == tuned_from:
             with run.ema_weights():
                 metrics = validate(student, residuals, held_out, run.ranks)

@@ -54,7 +54,7 @@ def main() -> None:
     # ---- loop
     for step in run.steps():
         loss = SplitLoss(partial(read, batches, corrector, section.noises, step), compute)
-        run.update(loss, batches.local_size, only=batches.schedule.task(step))
+        run.update(loss, batches.local_size, only=batches.shard(step).task)
         if run.is_due(train.validate_every):
             validate_and_keep(run, corrector, held_out, seed)
 

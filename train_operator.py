@@ -13,6 +13,7 @@ model.safetensors, done.json.
 Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache
 from ups.evaluation import selected
+from ups.models.band import calibrated, measured
 from ups.models.base_selection import describe_selection, fit_base, most_work_of
 from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import build_operator
@@ -56,15 +58,26 @@ def validate(
     rank rolls out its shard.
     """
 
-    def errors(name: str, cache: Cache) -> Tensor:
+    def errors(name: str, cache: Cache, rows: Tensor) -> Tensor:
+        return squared_errors(operator, cache, rows, contexts[name], run.device, network)
+
+    return by_rank(run, caches, count, errors, "validating")
+
+
+def by_rank(
+    run: Run, caches: dict[str, Cache], count: int, numbers_of: Callable[..., Tensor], doing: str
+) -> dict[str, Tensor]:
+    """Task -> numbers_of(task, cache, rows) of at most `count` validation trajectories, (rows, ..)."""
+
+    def numbers(name: str, cache: Cache) -> Tensor:
         rows, shard = cache.rows_by_parameter("val", count), slice(run.rank, None, run.world)
-        sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device, network)
-        every = sums.new_zeros(len(rows), *sums.shape[1:])
-        every[shard] = sums
+        found = numbers_of(name, cache, rows[shard])
+        every = found.new_zeros(len(rows), *found.shape[1:])
+        every[shard] = found
         return every
 
-    shards = run.agreed(lambda: [errors(*one) for one in caches.items()], "validating")
-    return {name: run.ranks.reduce_sum(sums) for name, sums in zip(caches, shards, strict=True)}
+    shards = run.agreed(lambda: [numbers(*one) for one in caches.items()], doing)
+    return {name: run.ranks.reduce_sum(some) for name, some in zip(caches, shards, strict=True)}
 
 
 @main_guard
@@ -143,6 +156,18 @@ def main() -> None:
             decisions.append(decision.described())
             decided[name]["call_weight"] = selection["network_weight"]
             run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
+
+    # how wrong forecasts by the selected weights are (`forecast(.., error=True)`)
+    def numbers(name: str, cache: Cache, rows: Tensor) -> Tensor:
+        some = rows if len(rows) else cache.split["val"][:1]  # fewer trajectories than processes
+        weight = decided[name]["network_weight"]
+        return measured(operator, cache, some, contexts[name], run.device, weight)[: len(rows)]
+
+    for name, found_of in by_rank(run, caches, count, numbers, "measuring errors").items():
+        cache, head = caches[name], operator.heads[name]
+        groups = cache.trajectory[cache.rows_by_parameter("val", count)]
+        shape = head.codec.num_channels, cache.num_frames - contexts[name]
+        decided[name]["band"] = calibrated(found_of.cpu(), groups, *shape)
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
     run.finish({"validation": errors, "bases": kinds}, operator.described(decided) | {"decisions": decisions})
 

@@ -81,7 +81,7 @@ def main() -> None:
     # ---- loop
     for step in run.steps():
         loss = SplitLoss(partial(read, batches, section.members, step), compute)
-        run.update(loss, batches.local_size, only=batches.schedule.task(step))
+        run.update(loss, batches.local_size, only=batches.shard(step).task)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 metrics = validate(network, residuals, held_out, run.ranks)

@@ -18,13 +18,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from bench.leaderboard import figure, mean_of, read_report
 from ups.common.files import value_hash, write_atomic
 from ups.common.place import make_command
 from ups.common.text import number
 from ups.config.command import DEFAULT_OVERLAY, read_command, run_script
 from ups.config.load import load_config
 from ups.evaluation.gates import horizon_of
-from ups.report.leaderboard import figure, mean_of, read_report
 from ups.report.tables import markdown_table
 
 OPTIONS = {

@@ -19,14 +19,7 @@ from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
-from ups.generative.student import (
-    MID_EVERY,
-    Solved,
-    endpoint_loss,
-    mid_step,
-    sample_student,
-    solve_path,
-)
+from ups.generative.student import MID_EVERY, Solved, endpoint_loss, mid_step, sample_student, solve_path
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.training.optim import EMA

@@ -55,19 +55,7 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
     a = u[:, :1] if steady else None
     u = u[:, 1:2] if steady else u
     return Problem(
-        "toy",
-        ndim,
-        boundary,
-        steady,
-        ndim > 1,
-        10,
-        u,
-        c,
-        same,
-        same,
-        torch.zeros(u.shape[2]),
-        a,
-        same,
+        "toy", ndim, boundary, steady, ndim > 1, 10, u, c, same, same, torch.zeros(u.shape[2]), a, same
     )
 
 

@@ -44,8 +44,7 @@ def test_a_report_on_part_of_the_test_split_or_on_another_has_none(monkeypatch):
     monkeypatch.setattr(stages, "cache_context", lambda config, task: 10)
     for split, limit, expected in (("test", 0, {"fno": KEY}), ("val", 0, {}), ("test", 5, {})):
         config = SimpleNamespace(
-            evaluated=["burgers1d"],
-            evaluate=SimpleNamespace(split=split, max_trajectories=limit),
+            evaluated=["burgers1d"], evaluate=SimpleNamespace(split=split, max_trajectories=limit)
         )
         assert stages.bench_rows(config, {"burgers1d": "abc"}) == {"burgers1d": expected}
 

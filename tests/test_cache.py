@@ -774,9 +774,7 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, m
     sizes = []
     read = Trajectories.read
     monkeypatch.setattr(
-        Trajectories,
-        "read",
-        lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames),
+        Trajectories, "read", lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames)
     )
     build_cache(config, "advection1d", progress=False)
     assert max(sizes) == 3

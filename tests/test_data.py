@@ -213,12 +213,7 @@ def server():
 
 
 def get(server, path, md5=MD5, **patience):
-    fetch(
-        server.url,
-        path,
-        md5,
-        patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}),
-    )
+    fetch(server.url, path, md5, patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}))
 
 
 def test_a_file_is_downloaded_checked_and_not_requested_again(server, tmp_path):

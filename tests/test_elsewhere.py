@@ -196,14 +196,8 @@ def test_help_names_every_command_and_every_command_has_help(capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (
-            "trian my.yaml",
-            "no command 'trian'; expected one of: describe, check, train, report, forecast, ",
-        ),
-        (
-            "check no.yaml",
-            "no configuration file no.yaml; expected a YAML file. Name another, or write one",
-        ),
+        ("trian my.yaml", "no command 'trian'; expected one of: describe, check, train, report, forecast, "),
+        ("check no.yaml", "no configuration file no.yaml; expected a YAML file. Name another, or write one"),
         ("describe no.nc", "there is no file no.nc; expected "),
         (
             "forecast in.h5 --run no --task burgers1d --output out.h5",

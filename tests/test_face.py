@@ -849,10 +849,7 @@ def test_samples_and_priors_neither_depend_on_the_caller_s_state_nor_change_it(f
 
 def test_two_threads_forecast_at_once_what_each_forecasts_alone(pretrained):
     right = burgers(pretrained, 20)
-    with (
-        changed(torch.set_default_dtype, torch.float64, torch.float32),
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with changed(torch.set_default_dtype, torch.float64, torch.float32), ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(burgers, pretrained, num) for num in (20, 5, 20, 10)]
         for call in calls:
             np.testing.assert_array_equal(call.result(), right[: len(call.result())])
@@ -1199,10 +1196,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
             r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
         ),
         (["--rows", "all"], "--rows is 'all'; expected"),
-        (
-            ["--context", "99"],
-            "--context is 99; expected at least 1, the history of burgers1d, and at",
-        ),
+        (["--context", "99"], "--context is 99; expected at least 1, the history of burgers1d, and at"),
         (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
         (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
         (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),

@@ -372,11 +372,7 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
         ("dt", None, "the weights of burgers1d have the dt .*; expected what"),
         ("parameters", None, "have the parameters"),
         ("boundary", "no_flux", "have the boundary no_flux; expected periodic"),
-        (
-            "domain",
-            [-1.0, 1.0],
-            r"have the domain \[-1.0, 1.0\]; expected \[0.0, 1.0\]",
-        ),
+        ("domain", [-1.0, 1.0], r"have the domain \[-1.0, 1.0\]; expected \[0.0, 1.0\]"),
     ],
 )
 def test_weights_without_the_description_of_their_data_are_refused(trained, tmp_path, key, value, text):

@@ -177,10 +177,7 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
         ("steady", claim) for claim in of_prior
     } | {
         (stage, claim) for stage in ("consistency", "scoring") for claim in ("evaluations", "operations")
-    } | {
-        ("steady", "observed"),
-        ("consistency", "teacher"),
-    } == claims
+    } | {("steady", "observed"), ("consistency", "teacher")} == claims
     assert all(row["task"] == "t" and row["low"] <= row["value"] <= row["high"] for row in gates)
 
 

@@ -214,10 +214,7 @@ def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
 
 @pytest.mark.parametrize(
     "work",
-    [
-        "for _ in range(55): time.sleep(0.1); beat()",
-        "with guard.phase('solving', 30.0): time.sleep(5.5)",
-    ],
+    ["for _ in range(55): time.sleep(0.1); beat()", "with guard.phase('solving', 30.0): time.sleep(5.5)"],
 )
 def test_long_work_that_makes_progress_or_says_how_long_it_takes_is_left_alone(tmp_path, work):
     # a busy machine may well stop a process for a second, and rank 1 may not wait for a rank that has ended

@@ -22,8 +22,8 @@ LAYERS = [
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_derivatives", "forecast_inputs", "forecast_measured"}
-    | {"forecast_xarray", "hub", "hub_client", "__main__"},
+    {"commands", "forecaster", "forecast_band", "forecast_derivatives", "forecast_inputs"}
+    | {"forecast_measured", "forecast_xarray", "hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows

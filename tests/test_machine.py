@@ -113,9 +113,7 @@ def test_a_check_that_breaks_is_a_failure_and_the_next_ones_run(monkeypatch, cap
         raise OSError("the file server is gone")
 
     monkeypatch.setattr(
-        machine,
-        "checks",
-        lambda *_: [("first", broken), ("second", lambda: [ok("second", "fine")])],
+        machine, "checks", lambda *_: [("first", broken), ("second", lambda: [ok("second", "fine")])]
     )
     assert machine.run_checks(load_config(SMOKE), {}) == 1
     printed = capsys.readouterr().out

@@ -418,11 +418,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize(
-    "task, num, chunk, dies_in",
-    [
-        ("advection1d", 40, 3, 2),
-        ("diff_react2d", 400, 190, 1),
-    ],
+    "task, num, chunk, dies_in", [("advection1d", 40, 3, 2), ("diff_react2d", 400, 190, 1)]
 )
 def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chunk, dies_in, tmp_path):
     """The process kills itself (SIGKILL) after having stored some chunk; hundreds of groups overflow HDF5's

@@ -373,8 +373,7 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
     with pytest.raises(
-        FileNotFoundError,
-        match="hf://owner/other is neither on this machine nor on its hub .*; ex",
+        FileNotFoundError, match="hf://owner/other is neither on this machine nor on its hub .*; ex"
     ):
         predicted("other.h5", "hf://owner/other")
     assert not (tmp_path / "other.h5").exists()
@@ -418,8 +417,7 @@ KINDS = ("nobody", "error", "garbage", "another_json", "silence", "drip_in_the_h
 
 
 @pytest.mark.parametrize(
-    ("call", "kind"),
-    [*(("load", kind) for kind in KINDS), *(("push", KINDS[at]) for at in (0, 3, 5))],
+    ("call", "kind"), [*(("load", kind) for kind in KINDS), *(("push", KINDS[at]) for at in (0, 3, 5))]
 )
 def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path, monkeypatch, kind, call):
     pytest.importorskip("huggingface_hub")

@@ -19,7 +19,7 @@ from entries import drop
 from markupsafe import escape
 from PIL import Image
 
-from bench import sweep
+from bench import leaderboard, sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
 from ups.evaluation.break_even import add_costs, conclude
@@ -27,15 +27,7 @@ from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of,
 from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
-from ups.report import (
-    drawing,
-    figures,
-    figures_ensemble,
-    leaderboard,
-    model_card,
-    report,
-    sections,
-)
+from ups.report import drawing, figures, figures_ensemble, model_card, report, sections
 from ups.report.summary import overview, paragraph
 from ups.results import Entry, Results
 from ups.tasks import get_task
@@ -447,12 +439,7 @@ def test_errors_of_a_field_that_vanishes_are_shown_pooled():
             "The base alone is better on advection1d",
             "<b>-7.00 %</b> the base is better</span><small>",
         ),
-        (
-            interval(None),
-            "unknown",
-            "is unknown on advection1d.",
-            ">no interval</span>",
-        ),
+        (interval(None), "unknown", "is unknown on advection1d.", ">no interval</span>"),
     ],
 )
 def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, words, cell):

@@ -69,7 +69,7 @@ def test_window_starts_are_uniform():
 
 def test_every_task_comes_once_per_round_in_changing_order():
     schedule = make()
-    rounds = [tuple(schedule.task(3 * k + i) for i in range(3)) for k in range(30)]
+    rounds = [tuple(schedule.batch(3 * k + i).task for i in range(3)) for k in range(30)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds) and len(set(rounds)) > 3
 
 

@@ -834,8 +834,7 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
 
 
 @pytest.mark.parametrize(
-    "model",
-    "dressed dressed_conditional waves dressed_resampled scoring corrector student_2".split(),
+    "model", "dressed dressed_conditional waves dressed_resampled scoring corrector student_2".split()
 )
 def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     ensembles, hidden, config, monkeypatch, model

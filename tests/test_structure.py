@@ -46,11 +46,7 @@ def test_exact_members_are_as_far_from_each_other_as_from_the_truth(space, bound
 
 
 @pytest.mark.parametrize(
-    ("fake", "name", "low", "high"),
-    [
-        ("white", "spectrum", 0.5, math.inf),
-        ("leaked", "nearest", 0.0, 1e-6),
-    ],
+    ("fake", "name", "low", "high"), [("white", "spectrum", 0.5, math.inf), ("leaked", "nearest", 0.0, 1e-6)]
 )
 def test_members_without_structure_are_far_from_the_truth_and_a_copy_of_it_is_near(fake, name, low, high):
     drawn = walks(100, 9, 6, 1, (32,), 2)

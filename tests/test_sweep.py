@@ -12,11 +12,10 @@ import yaml
 from commands import run
 from test_base_selection import TINY
 
-from bench import sweep
+from bench import leaderboard, sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.report import leaderboard
 from ups.results import Entry, Results
 
 GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,0.9]"]

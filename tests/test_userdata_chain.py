@@ -30,6 +30,7 @@ from user_files import (
 )
 
 import prepare_data
+from bench import leaderboard
 from ups.commands import predict, stages
 from ups.common.text import markdown
 from ups.config.load import load_config
@@ -44,7 +45,6 @@ from ups.generative.sampling import Starts, sample_rollout
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
-from ups.report import leaderboard
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
 from ups.userdata.open_files import open_user_files

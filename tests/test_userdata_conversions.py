@@ -373,10 +373,7 @@ def test_vectors_profiles_and_numbers_of_dedalus_are_read(tmp_path):
     dedalus(tmp_path / "snapshots.h5", tasks)
     text = describe_file(str(tmp_path / "snapshots.h5"))
     section = yaml.safe_load(text)["task"]["snapshots"]
-    assert section["layout"] == {
-        "tasks/b": ["time", "x", "z"],
-        "tasks/u": ["time", "component", "x", "z"],
-    }
+    assert section["layout"] == {"tasks/b": ["time", "x", "z"], "tasks/u": ["time", "component", "x", "z"]}
     assert section["dt"] == "scales/sim_time" and "parameters" not in section and "forcing" not in section
     (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
     [source] = open_sources(load_config(tmp_path / "my.yaml"), "snapshots")

@@ -139,11 +139,7 @@ def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
     results = Results(facts, {"pairs": entry})
     facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     report.write_report(
-        results,
-        {"pairs": samples},
-        [{"step": 1, "train/loss": 1.0}],
-        tmp_path / "report.html",
-        {},
+        results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
     )
     page = (tmp_path / "report.html").read_text()
     assert "1 frame predicted" in page and 'class="player' not in page

@@ -88,8 +88,7 @@ def finished(head: TaskHead, u_pred: Tensor, given: Tensor, validated: int | Non
     """A forecast u_pred (..., C, *space), relative to the task's offsets, on the grid and device of the start
     `given` (batch, time, C, *space) and in its precision. Warns of values that are not finite and of what was
     not evaluated. validated: frames of ensembles, if it is one."""
-    task, space = head.task, tuple(given.shape[3:])
-    u_pred = u_pred.to(given.device, torch.float64 if task.offsets else given.dtype)
+    task = head.task
     axes = tuple(range(u_pred.ndim - 2 - task.ndim))
     is_fine = head.codec.masked(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
     if not bool(is_fine.all()):
@@ -101,8 +100,16 @@ def finished(head: TaskHead, u_pred: Tensor, given: Tensor, validated: int | Non
         )
     if warning := warning_of(head, u_pred, validated):
         warnings.warn(warning, stacklevel=4)
-    u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, task.boundary)
-    return task.absolute(u_pred, head.codec.fields).to(given)
+    return in_units(head, u_pred, given)
+
+
+def in_units(head: TaskHead, u: Tensor, given: Tensor) -> Tensor:
+    """Fields u (..., C, *space), relative to the task's offsets, on the grid and device of the start `given`
+    and in its precision."""
+    task, space = head.task, tuple(given.shape[3:])
+    u = u.to(given.device, torch.float64 if task.offsets else given.dtype)
+    u = u if space == head.codec.space else on_grid(u, space, task.boundary)
+    return task.absolute(u, head.codec.fields).to(given)
 
 
 def encoded(codec: Tokenizer, w: Tensor) -> Tensor:

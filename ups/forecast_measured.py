@@ -35,6 +35,7 @@ def coefficient(head: TaskHead, a: Tensor, mask: Tensor, noise: Any, blocks: int
         )
     noise = like_values(head, "noise", noise, a[:, 0].shape)
     a, mask = (part.to(noise.device) for part in (a[:, 0], mask.expand_as(a[:, 0])))
+    mask = head.input_codec.masked(mask, False)
     check_values(head, "a coefficient", a[mask], noise[mask], "of at least 0")
     a = head.task.counted(a, head.input_codec.fields)
     parts = [a.double(), mask, noise.double()]

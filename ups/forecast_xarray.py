@@ -49,11 +49,7 @@ def _not_numbers(name: str, found: str) -> ValueError:
 
 
 def unlabel(
-    u: Any,
-    task: Task,
-    fields: tuple[str, ...],
-    dt: float,
-    axes: tuple[str, ...],
+    u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[str, ...]
 ) -> tuple[np.ndarray, list[str]]:
     """(u as (batch, time, C, *space), name of the batch dimension as a list of none or one).
 

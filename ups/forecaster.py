@@ -32,6 +32,7 @@ from ups.tasks import in_unit
 from ups.training.artifact import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
+    from ups.forecast_band import BandedForecast
     from ups.generative.sampling import Sampler
     from ups_discovery.statement import FoundEquation
 
@@ -129,7 +130,8 @@ class Forecaster:
         dt: float | None = None,
         resample: bool = False,
         extrapolate: bool = False,
-    ) -> Field:
+        error: bool = False,
+    ) -> "Field | BandedForecast":
         """The `num_frames` frames (batch, num_frames, C, *space) that follow u0, physical units.
 
         u0: (batch, time, C, *space), physical units, channels in the order of the task's fields; the last
@@ -141,6 +143,7 @@ class Forecaster:
         resample: interpolate a field on another grid to the trained one, and the forecast back; warns how
         much of the field is lost (`ups_discovery.spectral.interpolation`).
         extrapolate: allow parameters, forcing and starts outside the trained range.
+        error: return it with a band around it and a verdict (`ups.forecast_band.BandedForecast`).
         The forecast keeps the gradient of u0, parameters and forcing where they are tensors; steps between
         are computed again for it (`ups.models.rollout.in_segments`).
 
@@ -152,6 +155,10 @@ class Forecaster:
         num_frames = int(num_frames)  # NumPy's integers overflow
         f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
+        if error:
+            from ups.forecast_band import banded
+
+            return banded(head, (w, values), w_pred.detach(), u, restore)
         return restore(finished(head, head.codec.denormalise(w_pred), u))
 
     @plain_torch(keeps_gradient=True)

@@ -33,13 +33,13 @@ from finished import sign, write_stage
 from mutate import is_clear, mutate_bytes, mutate_tree
 
 import prepare_data
+from bench import leaderboard
 from ups.common.files import file_hash, read_record, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import to_dict
 from ups.config.model import ModelConfig
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
-from ups.report import leaderboard
 from ups.results import TABLE, Entry, Results
 from ups.tasks import make_user_task
 from ups.training.artifact import DONE, MODEL

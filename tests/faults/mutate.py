@@ -815,15 +815,7 @@ def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
     """Results of the cases; a worker that dies costs one of them."""
     results, left = [], numbers
     while len(left):
-        command = [
-            sys.executable,
-            __file__,
-            "--worker",
-            name,
-            str(folder),
-            str(left.start),
-            str(left.stop),
-        ]
+        command = [sys.executable, __file__, "--worker", name, str(folder), str(left.start), str(left.stop)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         running, timer = left.start, watch(process, START_S)

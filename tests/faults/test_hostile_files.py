@@ -373,10 +373,7 @@ def waves_in(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            "os.kill(os.getpid(), 11)",
-            r"ended the process that reads it \(SIGSEGV\); expected a file that",
-        ),
+        ("os.kill(os.getpid(), 11)", r"ended the process that reads it \(SIGSEGV\); expected a file that"),
         ("os.abort()", r"ended the process that reads it \(SIGABRT\)"),
         ("os._exit(3)", r"ended the process that reads it \(exit code 3\)"),
         ("exec('while True: pass')", "needs too long; expected that it is open within 3 s"),

@@ -190,14 +190,7 @@ def supervise(tmp_path, script):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
     }
-    command = [
-        sys.executable,
-        "-m",
-        "ups_launch",
-        "--config_file",
-        str(topology(tmp_path)),
-        str(path),
-    ]
+    command = [sys.executable, "-m", "ups_launch", "--config_file", str(topology(tmp_path)), str(path)]
     return subprocess.run(
         command,
         cwd=ROOT,

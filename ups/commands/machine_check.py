@@ -238,9 +238,7 @@ def check_num_gpus(num: int, listed: int, num_needed: int) -> CheckResult:
         return failed("gpus", f"nvidia-smi lists {listed}, torch sees none", driver if cuda else TORCH)
     if listed < 0:
         return failed(
-            "gpus",
-            f"nvidia-smi does not answer within {COMMAND_S:.0f} s",
-            "reboot, or look for Xid in dmesg",
+            "gpus", f"nvidia-smi does not answer within {COMMAND_S:.0f} s", "reboot, or look for Xid in dmesg"
         )
     if num < num_needed:
         limit = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups.config.schema import Config, TaskConfig
-from ups.data.sources import (
-    needs_files,
-    open_sources,
-    split_of,
-    split_rows,
-    table_of,
-    trajectories_of,
-)
+from ups.data.sources import needs_files, open_sources, split_of, split_rows, table_of, trajectories_of
 from ups.tasks import Finding
 from ups.userdata.trajectories import Trajectories
 

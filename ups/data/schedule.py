@@ -77,16 +77,13 @@ class Schedule:
         self._order = lru_cache(maxsize=4)(self._shuffle_tasks)
         self._epoch = lru_cache(maxsize=4 * len(self.tasks))(self._shuffle_rows)
 
-    def task(self, step: int) -> str:
-        """The task of `step`."""
-        assert step >= 0, step
-        return self._order(step // len(self.tasks))[step % len(self.tasks)]
-
     def batch(self, step: int) -> Batch:
         """The global batch of `step`."""
-        task = self.task(step)
+        assert step >= 0, step
+        turn, place = divmod(step, len(self.tasks))
+        task = self._order(turn)[place]
         num_rows = self.windows[task][0]
-        first = step // len(self.tasks) * self.batch_size  # rows of the task in the rounds before
+        first = turn * self.batch_size  # rows of the task in the rounds before
         last = first + self.batch_size
         epochs = range(first // num_rows, -(-last // num_rows))
         rows, starts = map(torch.cat, zip(*(self._epoch(task, epoch) for epoch in epochs), strict=True))

@@ -235,7 +235,7 @@ class Tokenizer(nn.Module):
         is_known = self.valid.to(flat).expand(1, *self.valid.shape)
         filled = _fill(torch.where(self.valid, flat, 0.0), is_known, self.ndim)
         for _ in range(SMOOTHINGS):
-            filled = torch.where(self.valid, flat, _mean_of_neighbours(filled, self.ndim))
+            filled = torch.where(self.valid, flat, mean_of_neighbours(filled, self.ndim))
         return filled.view_as(w)
 
     def encode(self, w: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ def _fill(w: Tensor, is_known: Tensor, ndim: int) -> Tensor:
     return torch.where(is_known > 0, w, coarse)
 
 
-def _mean_of_neighbours(w: Tensor, ndim: int) -> Tensor:
+def mean_of_neighbours(w: Tensor, ndim: int) -> Tensor:
     """The mean of the neighbours of each cell along all axes of w (n, C, *space)."""
     total = 0.0
     for axis in range(2, w.ndim):

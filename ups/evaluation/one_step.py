@@ -117,8 +117,7 @@ def assess_one_step(
         for rows in (score(others["corrector"]), scores["corrector"], scores["dressed"])
     ]
     rise = resamples[:some].interval(
-        torch.stack(losses, 1),
-        lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
+        torch.stack(losses, 1), lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1])
     )
     add("", {"shuffled_crps_rise_over_gain": rise})
 

@@ -12,28 +12,9 @@ from torch import Tensor
 from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.ensemble import (
-    CHEAP,
-    Ensembles,
-    compare_common,
-    costs_per_state,
-    needs_many,
-    rollouts,
-)
-from ups.evaluation.one_step import (
-    LEADS,
-    ONE_STEP,
-    STUDENTS,
-    assess_one_step,
-    num_step_samples,
-)
-from ups.evaluation.reference_ensembles import (
-    EXACT,
-    reference_ensembles,
-    sample_exactly,
-    sample_law,
-    timed,
-)
+from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
+from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, num_step_samples
+from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import PURE_NOISE
@@ -285,10 +266,7 @@ def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
 
 
 def add_curves(
-    entry: Entry,
-    coarse: dict[int, Scores],
-    scores: dict[str, Scores],
-    resamples: Resamples,
+    entry: Entry, coarse: dict[int, Scores], scores: dict[str, Scores], resamples: Resamples
 ) -> None:
     """Add the case "evaluations": for every curve the list of "evaluations" and lists of CURVE_METRICS.
 

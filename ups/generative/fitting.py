@@ -22,13 +22,7 @@ from ups.generative.corrector import (
 )
 from ups.generative.diffusion import diffusion_loss, largest_mode, sample_angles
 from ups.generative.law import ScaleMixture, one_scale
-from ups.generative.residuals import (
-    Batches,
-    Residuals,
-    residual_schedule,
-    sum_by_task,
-    validation_batches,
-)
+from ups.generative.residuals import Batches, Residuals, residual_schedule, sum_by_task, validation_batches
 from ups.select import MIXTURE, Decision, select_law
 from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups_discovery.seeds import generator

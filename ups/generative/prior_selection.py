@@ -102,11 +102,7 @@ def pushed_score(source: SteadyResiduals, case: str, seed: int) -> float:
 
 @torch.no_grad()
 def relative_scores(
-    network: Corrector,
-    source: SteadyResiduals,
-    case: str,
-    seed: int,
-    num_fields: int,
+    network: Corrector, source: SteadyResiduals, case: str, seed: int, num_fields: int
 ) -> Tensor:
     """Energy score of each of METHODS over that of the first, (methods,), for one kind of observation of
     validation fields."""
@@ -138,11 +134,7 @@ def _score(source: SteadyResiduals, u: Tensor, u_ref: Tensor) -> Tensor:
 
 
 def select_method(
-    network: Corrector,
-    residuals: dict[str, SteadyResiduals],
-    seed: int,
-    num_fields: int,
-    ranks: RanksOfRun,
+    network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int, ranks: RanksOfRun
 ) -> list[Decision]:
     """Set every head of `network` to the method that is best on validation. The decisions: scores are over
     that of `pushed`. A collective."""

@@ -188,10 +188,7 @@ def compare(
 
 
 def summarise(
-    metrics: Sequence[Metric],
-    scores: Scores,
-    resamples: Resamples,
-    lead_times: Any = None,
+    metrics: Sequence[Metric], scores: Scores, resamples: Resamples, lead_times: Any = None
 ) -> dict[str, Any]:
     """One model's figures (`ups.results.Figures`): metric -> {value, low, high}, of lists if has_ends; a
     plain value, or a list."""

@@ -157,12 +157,7 @@ def less(one: Tensor, other: Tensor) -> Tensor:
 
 
 def compare_features(
-    members: Tensor,
-    u_ref: Tensor,
-    boundary: str,
-    forecast: Tensor,
-    law: Tensor | None,
-    again: Tensor | None,
+    members: Tensor, u_ref: Tensor, boundary: str, forecast: Tensor, law: Tensor | None, again: Tensor | None
 ) -> dict[str, Tensor]:
     """Figures of each start, family -> (n, figures), and "direction" (n, M, numbers)."""
     valid = valid_cells(u_ref)

@@ -84,6 +84,11 @@ def is_size(value: Any) -> bool:
     return is_number(value) and value >= 0
 
 
+def is_band(value: Any) -> bool:
+    """Whether value has the numbers of `ups.models.band.calibrated`."""
+    return isinstance(value, Mapping) and all(is_number(one) or is_table(one) for one in value.values())
+
+
 def is_table(value: Any) -> bool:
     """Whether value is a list of numbers, or of rows of numbers."""
     return each(is_number)(value) or each(each(is_number))(value)
@@ -276,7 +281,7 @@ class HeadFacts(Facts):
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
     tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first.
+    record of the first. band: of `ups.models.band.calibrated`.
     """
 
     again, kept = AGAIN, ("input_codec",)
@@ -306,6 +311,7 @@ class HeadFacts(Facts):
     is_deterministic: bool | None = checked(FLAG, True, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
+    band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
 
     @cached_property
     def component_weights(self) -> dict[str, float]:

@@ -175,9 +175,7 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     """
     rows = cache.rows_by_parameter("train", MAX_TRAJECTORIES)
     return _widened_range(
-        cache,
-        rows,
-        lambda some: head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device)),
+        cache, rows, lambda some: head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device))
     )
 
 

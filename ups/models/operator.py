@@ -57,9 +57,7 @@ class Operator(TaskNetwork):
                         f"task.{head.name}.patch."
                     )
         self.condition = nn.Sequential(
-            nn.Linear(CONDITION_SIZE, self.width),
-            nn.SiLU(),
-            nn.Linear(self.width, self.width),
+            nn.Linear(CONDITION_SIZE, self.width), nn.SiLU(), nn.Linear(self.width, self.width)
         )
         self.traces = Traces()
 

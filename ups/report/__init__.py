@@ -1,1 +1,1 @@
-"""The report: page, figures, animations, summary, model card, leaderboard."""
+"""The report: page, figures, animations, summary, model card."""

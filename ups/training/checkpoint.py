@@ -274,13 +274,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 class Saving:
     """Saves and restores a run: the state of `updates`, the means since the last log, random generators."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        updates: Updates,
-        metrics: MetricsLog,
-        train: TrainConfig,
-    ) -> None:
+    def __init__(self, ranks: Ranks, updates: Updates, metrics: MetricsLog, train: TrainConfig) -> None:
         self.ranks, self.updates, self.metrics, self.train = ranks, updates, metrics, train
         self.checkpoints = Checkpoints(
             ranks.folder.path / "state", train.keep, ranks.rank, ranks.agreed, ranks.folder.identity

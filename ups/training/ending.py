@@ -148,11 +148,7 @@ def _report_failure(error: BaseException) -> int:
     ranks.status("failed", kind=kind, cause=cause, exit_code=code)
     advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
     send_event("failed", kind=kind, code=code, cause=f"{cause}. {advice}")
-    print(
-        f"FAILED: {ranks.activity.place}: {cause}. {advice}",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"FAILED: {ranks.activity.place}: {cause}. {advice}", file=sys.stderr, flush=True)
     return code
 
 

@@ -25,21 +25,11 @@ from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.artifact import DONE, MODEL
 from ups.training.checkpoint import Saving, seed_everything, sum_in_one_order
 from ups.training.ending import Preempted
-from ups.training.environment import (
-    check_launch,
-    describe_environment,
-    require_equal_facts,
-    shared_facts,
-)
+from ups.training.environment import check_launch, describe_environment, require_equal_facts, shared_facts
 from ups.training.folder import StageFolder
 from ups.training.ranks import Ranks
 from ups.training.sharding import full_weights
-from ups.training.strategies import (
-    LossFunction,
-    is_fsdp_requested,
-    require_fsdp,
-    strategy_of,
-)
+from ups.training.strategies import LossFunction, is_fsdp_requested, require_fsdp, strategy_of
 from ups.training.track import MetricsLog, Tracker, check_tracker
 from ups.training.update import Counters, ReadAhead, Updates, read_nothing
 from ups.training.weights import write_weights

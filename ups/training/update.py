@@ -23,14 +23,7 @@ from ups.common.graphs import Captured, CudaGraphs
 from ups.common.place import make_target
 from ups.config.schema import OptimConfig, TrainConfig
 from ups.training.folder import MEMORY
-from ups.training.optim import (
-    EMA,
-    aligned,
-    build_optimizer,
-    learning_rate,
-    place_gradients,
-    scale_lr,
-)
+from ups.training.optim import EMA, aligned, build_optimizer, learning_rate, place_gradients, scale_lr
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction, SplitLoss
 

@@ -9,12 +9,7 @@ import numpy as np
 
 from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
-from ups.userdata.conversions import (
-    require_films,
-    require_no_scene,
-    require_same_points,
-    saved_times,
-)
+from ups.userdata.conversions import require_films, require_no_scene, require_same_points, saved_times
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,

@@ -73,10 +73,7 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
                 raise ValueError(_uneven_words(guess, axis, name, x, ratio))
             steps = np.abs(np.diff(x))
             uneven.append(axis)
-            domain[axis] = [
-                tidy(float(x.min() - steps.mean() / 2)),
-                tidy(float(x.max() + steps.mean() / 2)),
-            ]
+            domain[axis] = [tidy(float(x.min() - steps.mean() / 2)), tidy(float(x.max() + steps.mean() / 2))]
             note = (
                 f"{name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be counted as "
                 "equal, from end to end of this domain?"

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ups.common.files import TOGETHER
 from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
-from ups.userdata.fields import (
-    check_fields,
-    check_forcing,
-    check_symmetries,
-    read_parameters,
-    read_units,
-)
+from ups.userdata.fields import check_fields, check_forcing, check_symmetries, read_parameters, read_units
 from ups.userdata.grid import (
     choose_patch,
     find_coordinates,

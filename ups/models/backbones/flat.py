@@ -34,14 +34,7 @@ class Block(nn.Module):
 
     is_repeated_layer = True
 
-    def __init__(
-        self,
-        width: int,
-        modes: int,
-        kernel_size: int,
-        mlp_ratio: float,
-        tasks: Mapping[str, Ends],
-    ):
+    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float, tasks: Mapping[str, Ends]):
         super().__init__()
         is_shared = any(len(ends) < VOLUME for ends in tasks.values())
         self.spectral = SpectralMixing(width, modes) if is_shared else None

@@ -1,6 +1,6 @@
 """The leaderboard: the reports of all runs on one split. Runs with the same protocol and data share a table.
 
-python -m ups.report.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
+python -m bench.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
 """
 
 import json

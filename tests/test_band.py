@@ -1,0 +1,113 @@
+"""The band of a forecast (ups/models/band.py, ups/forecast_band.py), and fakes that do not hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ups
+from ups.common.place import ROOT
+from ups.forecaster import Forecaster
+from ups.models.band import calibrated, expected, numbers_of
+from ups.models.facts import HeadFacts
+from ups_solvers import SOLVERS
+
+NUM_FRAMES = 6
+
+
+def rollouts(num: int, seed: int) -> Tensor:
+    """`numbers_of` rollouts, of 3 frames of a field, whose errors are a power of one feature times chance."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 4, generator=source, dtype=torch.float64)
+    size = (2 * x[:, :1] + 0.2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
+    most = size * torch.rand(num, 3, generator=source, dtype=torch.float64)
+    return torch.cat([size, most, most / 2, x], 1)
+
+
+def outside(facts: dict, found: Tensor, factor: float = 1.0) -> float:
+    """The fraction of rollouts that leave a band `factor` times as wide."""
+    s, _ = expected(facts, found[:, 7:], 0)
+    profile = torch.tensor(facts["profile"], dtype=torch.float64).flatten()
+    return float((found[:, 1:4] > factor * facts["width"] * s[:, None] * profile).any(1).double().mean())
+
+
+def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not():
+    fresh, groups = rollouts(2000, 0), torch.arange(200)
+    bands = [calibrated(rollouts(200, seed), groups, 1, 3) for seed in range(1, 31)]
+    assert np.mean([outside(facts, fresh) for facts in bands]) == pytest.approx(0.1, abs=0.02)
+    assert np.mean([outside(facts, fresh, 0.5) for facts in bands]) > 0.3  # half as wide
+    cells = [facts | {"width": facts["cell_width"]} for facts in bands]
+    halves = torch.cat([fresh[:, :1], fresh[:, 4:7], fresh[:, 4:]], 1)
+    assert np.mean([outside(facts, halves) for facts in cells]) == pytest.approx(0.1, abs=0.02)
+    for seed in range(1, 4):  # of a score that does not depend on the state, or by chance
+        found, widths = rollouts(200, seed), []
+        chance = rollouts(200, -seed)[:, 7:]
+        for x in (found[:, 7:], torch.zeros_like(chance), chance):
+            facts = calibrated(torch.cat([found[:, :7], x], 1), groups, 1, 3)
+            s, _ = expected(facts, x, 0)
+            widths.append(float(facts["width"] * s.median() * np.mean(facts["profile"])))
+        assert widths[0] < 0.3 * min(widths[1:])
+
+
+def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band():
+    found = rollouts(40, 0)
+    assert calibrated(found, torch.arange(40), 1, 3) is not None
+    assert calibrated(found[:19], torch.arange(19), 1, 3) is None
+    assert calibrated(found, torch.zeros(40), 1, 3) is None  # the halves would be the same start
+    assert calibrated(found.log(), torch.arange(40), 1, 3) is None  # NaN
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    """The published weights, of which burgers1d has a band, from 60 trajectories of its solver."""
+    model = ups.load(ROOT / "pretrained")
+    head, (w, raw, w_ref) = model.operator.head("burgers1d"), films(model, 3, 60)
+    found = numbers_of(head, w, raw, model.operator.forecast(w, head.name, raw, NUM_FRAMES), w_ref)
+    head.facts = replace(head.facts, band=calibrated(found, torch.arange(60), 1, NUM_FRAMES))
+    assert HeadFacts.read(head.facts.described()) == head.facts
+    return model
+
+
+def films(model: Forecaster, seed: int, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(start, parameters, later frames), normalised."""
+    times = {"num_frames": 7, "t_end": 0.3, "parameter": 0.01}
+    u = SOLVERS["burgers1d"].simulate(range(num), seed=seed, resolution=256, **times)
+    w = model.operator.head("burgers1d").codec.normalise(u)
+    return w[:, :1], torch.full((num, 1), 0.01, dtype=torch.float64), w[:, 1:]
+
+
+def test_a_forecast_comes_with_a_band_that_holds_and_an_error_that_ranks(model):
+    codec = model.operator.head("burgers1d").codec
+    w, _, w_ref = films(model, 4, 60)
+    u0, u_ref = codec.denormalise(w).numpy(), codec.denormalise(w_ref).numpy()
+    found = model.forecast("burgers1d", u0, {"Nu": 0.01}, NUM_FRAMES, error=True)
+    np.testing.assert_array_equal(found.u, model.forecast("burgers1d", u0, {"Nu": 0.01}, NUM_FRAMES))
+    inside = ((found.low <= u_ref) & (u_ref <= found.high)).all((1, 2, 3))
+    assert 0.75 <= inside.mean() <= 1 and (found.horizon, found.horizon_time) == (6, pytest.approx(0.3))
+    assert (found.low <= found.cell_low).all() and (found.cell_high <= found.high).all()
+    errors = np.abs(found.u - u_ref)
+    constant = np.sort(errors.max((1, 2, 3)))[54]
+    assert np.median((found.high - found.low).mean((1, 2, 3)) / 2) < 0.5 * constant
+    assert np.corrcoef(np.log([found.error, np.square(errors).mean((1, 2, 3))]))[0, 1] > 0.7
+    assert np.mean([verdict == "fine" for verdict in found.verdict]) > 0.8
+
+
+def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
+    wave = np.sin(2 * np.pi * np.arange(256) / 256)[None]
+
+    def verdict(u0: np.ndarray, nu: float = 0.01, num_frames: int = NUM_FRAMES, **options) -> tuple[str, str]:
+        found = model.forecast("burgers1d", u0, {"Nu": nu}, num_frames, error=True, **options)
+        return found.verdict, found.reason
+
+    assert verdict(wave) == ("fine", "it is like those of validation, 90% of which are inside the band")
+    for far in (verdict(20 * wave, extrapolate=True), verdict(wave, 0.001, extrapolate=True)):
+        assert far[0] == "refused" and "times as far from those of validation" in far[1]
+    assert verdict(wave, num_frames=40)[0] == "doubtful" and "longer than" in verdict(wave, num_frames=40)[1]
+    found = model.forecast("burgers1d", wave, {"Nu": 0.01}, 7, error=True)
+    assert found.horizon == 6 and np.isinf(found.high[6]).all()
+    with pytest.raises(
+        ValueError, match="advection1d has no band in its weights; .* Train the operator again"
+    ):
+        model.forecast("advection1d", np.zeros((10, 1, 256)), {"beta": 1.0}, 2, error=True)
