@@ -12,10 +12,8 @@ from ups.models.band import LEVEL, MIN_ROWS, expected, features, local
 from ups.models.facts import AGAIN
 from ups.models.head import TaskHead
 
-FAR, LARGE = (
-    2.0,
-    3.0,
-)  # of the largest distance without alarm, and of the largest error of validation: refused
+# refused are forecasts at so many times the largest distance without alarm, or the largest error of validation
+FAR, LARGE = 2.0, 3.0
 
 
 @dataclass(frozen=True)
