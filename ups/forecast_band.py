@@ -12,7 +12,7 @@ from ups.models.band import LEVEL, MIN_ROWS, expected, features, local
 from ups.models.facts import AGAIN
 from ups.models.head import TaskHead
 
-# refused are forecasts at so many times the largest distance without alarm, or the largest error of validation
+# refused: so many times the largest distance without alarm, or the largest error of validation
 FAR, LARGE = 2.0, 3.0
 
 
