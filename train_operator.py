@@ -14,6 +14,7 @@ Expected (configs/small.yaml): validation nRMSE and the gates are in the report;
 """
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
 from torch import Tensor
@@ -167,7 +168,8 @@ def main() -> None:
         cache, head = caches[name], operator.heads[name]
         groups = cache.trajectory[cache.rows_by_parameter("val", count)]
         shape = head.codec.num_channels, cache.num_frames - contexts[name]
-        decided[name]["band"] = calibrated(found_of.cpu(), groups, *shape)
+        band = calibrated(found_of.cpu(), groups, *shape)
+        decided[name]["band"] = band and asdict(band)
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
     run.finish({"validation": errors, "bases": kinds}, operator.described(decided) | {"decisions": decisions})
 

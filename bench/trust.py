@@ -26,7 +26,7 @@ from torch import Tensor
 import ups
 from ups.common.text import number
 from ups.forecaster import Forecaster
-from ups.models.band import expected, local, numbers_of
+from ups.models.band import Band, local, numbers_of
 from ups.models.head import TaskHead
 from ups.report.tables import markdown_table
 from ups_discovery.seeds import generator
@@ -109,7 +109,7 @@ def rollouts(head: TaskHead, value: float | None, seed: int, amplitude: float = 
 
 def band_row(model: Forecaster, head: TaskHead) -> list[str]:
     """The row of a task."""
-    facts, solver = head.facts.band, SOLVERS[head.name]
+    band, solver = Band(**head.facts.band), SOLVERS[head.name]
     values = head.facts.parameter_values if solver.parameter else [None]
     num = len(head.facts.parameters)
     cases = [(value, 1.0) for value in values] + [(value, a) for value in values for a in AMPLITUDES]
@@ -121,19 +121,17 @@ def band_row(model: Forecaster, head: TaskHead) -> list[str]:
         raw = torch.full((len(w), num), value or 0.0, dtype=torch.float64)
         w_pred = model.operator.forecast(w, head.name, raw, w_ref.shape[1])
         found = numbers_of(head, w, raw, w_pred, w_ref)
-        s, distance = expected(facts, found[:, -len(facts["mean"]) :], num)
+        s, distance = band.expected(found[:, -len(band.mean) :], num)
         shape = (-1, *[1] * (w_pred.ndim - 1))
-        profile = torch.tensor(facts["profile"]).view(1, *w_pred.shape[1:3], *shape[3:])
-        half = facts["width"] * s.float().view(shape) * profile * local(head, w_pred)
+        profile = torch.tensor(band.profile).view(1, *w_pred.shape[1:3], *shape[3:])
+        half = band.width * s.float().view(shape) * profile * local(head, w_pred)
         error = (w_pred - w_ref).abs()
         inside, width = (error <= half).flatten(1).all(1), half.flatten(1).mean(1)
         kept[place < len(values)].append((found[:, 0], s, distance, inside, width, error.flatten(1).amax(1)))
     true, stated, far, inside, width, most = (torch.cat(column) for column in zip(*kept[True], strict=True))
     others = [torch.cat(column) for column in zip(*kept[False], strict=True)]
     is_bad = torch.cat([true, others[0]]) > 3 * true.quantile(0.9)
-    alarm = torch.maximum(
-        torch.cat([far, others[2]]) / 2, torch.cat([stated, others[1]]) / facts["error"] / 3
-    )
+    alarm = torch.maximum(torch.cat([far, others[2]]) / 2, torch.cat([stated, others[1]]) / band.error / 3)
     ranks, bad = rankdata(alarm.numpy()), is_bad.numpy()
     area = (
         (ranks[bad].mean() - (bad.sum() + 1) / 2) / (~bad).sum() if bad.any() and not bad.all() else math.nan

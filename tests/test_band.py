@@ -1,6 +1,6 @@
 """The band of a forecast (ups/models/band.py, ups/forecast_band.py), and fakes that do not hold."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 import ups
 from ups.common.place import ROOT
 from ups.forecaster import Forecaster
-from ups.models.band import calibrated, expected, numbers_of
+from ups.models.band import Band, calibrated, numbers_of
 from ups.models.facts import HeadFacts
 from ups_solvers import SOLVERS
 
@@ -26,28 +26,28 @@ def rollouts(num: int, seed: int) -> Tensor:
     return torch.cat([size, most, most / 2, x], 1)
 
 
-def outside(facts: dict, found: Tensor, factor: float = 1.0) -> float:
+def outside(band: Band, found: Tensor, factor: float = 1.0) -> float:
     """The fraction of rollouts that leave a band `factor` times as wide."""
-    s, _ = expected(facts, found[:, 7:], 0)
-    profile = torch.tensor(facts["profile"], dtype=torch.float64).flatten()
-    return float((found[:, 1:4] > factor * facts["width"] * s[:, None] * profile).any(1).double().mean())
+    s, _ = band.expected(found[:, 7:], 0)
+    profile = torch.tensor(band.profile, dtype=torch.float64).flatten()
+    return float((found[:, 1:4] > factor * band.width * s[:, None] * profile).any(1).double().mean())
 
 
 def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not():
     fresh, groups = rollouts(2000, 0), torch.arange(200)
     bands = [calibrated(rollouts(200, seed), groups, 1, 3) for seed in range(1, 31)]
-    assert np.mean([outside(facts, fresh) for facts in bands]) == pytest.approx(0.1, abs=0.02)
-    assert np.mean([outside(facts, fresh, 0.5) for facts in bands]) > 0.3  # half as wide
-    cells = [facts | {"width": facts["cell_width"]} for facts in bands]
+    assert np.mean([outside(band, fresh) for band in bands]) == pytest.approx(0.1, abs=0.02)
+    assert np.mean([outside(band, fresh, 0.5) for band in bands]) > 0.3  # half as wide
+    cells = [replace(band, width=band.cell_width) for band in bands]
     halves = torch.cat([fresh[:, :1], fresh[:, 4:7], fresh[:, 4:]], 1)
-    assert np.mean([outside(facts, halves) for facts in cells]) == pytest.approx(0.1, abs=0.02)
+    assert np.mean([outside(band, halves) for band in cells]) == pytest.approx(0.1, abs=0.02)
     for seed in range(1, 4):  # of a score that does not depend on the state, or by chance
         found, widths = rollouts(200, seed), []
         chance = rollouts(200, -seed)[:, 7:]
         for x in (found[:, 7:], torch.zeros_like(chance), chance):
-            facts = calibrated(torch.cat([found[:, :7], x], 1), groups, 1, 3)
-            s, _ = expected(facts, x, 0)
-            widths.append(float(facts["width"] * s.median() * np.mean(facts["profile"])))
+            band = calibrated(torch.cat([found[:, :7], x], 1), groups, 1, 3)
+            s, _ = band.expected(x, 0)
+            widths.append(float(band.width * s.median() * np.mean(band.profile)))
         assert widths[0] < 0.3 * min(widths[1:])
 
 
@@ -65,7 +65,7 @@ def model() -> Forecaster:
     model = ups.load(ROOT / "pretrained")
     head, (w, raw, w_ref) = model.operator.head("burgers1d"), films(model, 3, 60)
     found = numbers_of(head, w, raw, model.operator.forecast(w, head.name, raw, NUM_FRAMES), w_ref)
-    head.facts = replace(head.facts, band=calibrated(found, torch.arange(60), 1, NUM_FRAMES))
+    head.facts = replace(head.facts, band=asdict(calibrated(found, torch.arange(60), 1, NUM_FRAMES)))
     assert HeadFacts.read(head.facts.described()) == head.facts
     return model
 
@@ -107,7 +107,26 @@ def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
     assert verdict(wave, num_frames=40)[0] == "doubtful" and "longer than" in verdict(wave, num_frames=40)[1]
     found = model.forecast("burgers1d", wave, {"Nu": 0.01}, 7, error=True)
     assert found.horizon == 6 and np.isinf(found.high[6]).all()
+    coarse = model.forecast("burgers1d", wave[:, ::2], {"Nu": 0.01}, 7, error=True, resample=True)
+    assert np.isfinite(coarse.high[:6]).all() and np.isneginf(coarse.low[6]).all()
     with pytest.raises(
         ValueError, match="advection1d has no band in its weights; .* Train the operator again"
     ):
         model.forecast("advection1d", np.zeros((10, 1, 256)), {"beta": 1.0}, 2, error=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"width": "wide"}, "the weights of burgers1d have band .* expected the numbers of a band"),
+        ({"mean": [0.0]}, "the weights of burgers1d have band .* expected the numbers of a band"),
+        ({"profile": [[1.0, 1.0]]}, r"a profile of shape \(1, 2\); expected 9 and \(frames, 1\)"),
+    ],
+)
+def test_a_band_that_is_not_one_of_its_task_is_refused(model, change, text):
+    head = model.operator.head("burgers1d")
+    stored = head.facts.described()
+    with pytest.raises(ValueError, match=text), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "facts", HeadFacts.read(stored | {"band": stored["band"] | change}))
+        wave = np.sin(2 * np.pi * np.arange(256) / 256)[None]
+        model.forecast("burgers1d", wave, {"Nu": 0.01}, NUM_FRAMES, error=True)

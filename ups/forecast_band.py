@@ -1,5 +1,6 @@
 """A forecast with what is known of its error: `Forecaster.forecast(.., error=True)`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ups.forecast_inputs import in_units, warning_of
 from ups.forecast_xarray import Field
-from ups.models.band import LEVEL, MIN_ROWS, expected, features, local
+from ups.models.band import LEVEL, MIN_ROWS, Band, features, local
 from ups.models.facts import AGAIN
 from ups.models.head import TaskHead
 
@@ -54,31 +55,38 @@ def banded(
             f"{head.name} has no band in its weights; expected that of this version's operator stage, from "
             f"{MIN_ROWS} validation rollouts or more. {AGAIN}"
         )
-    facts, num_frames, shape = head.facts.band, w_pred.shape[1], (-1, *[1] * (w_pred.ndim - 1))
-    profile = torch.tensor(facts["profile"], device=w_pred.device)
+    x = features(head, start[0], w_pred, start[1])
+    band, num_frames, shape = Band(**head.facts.band), w_pred.shape[1], (-1, *[1] * (w_pred.ndim - 1))
+    profile = torch.tensor(band.profile, device=w_pred.device)
+    if len(band.mean) != x.shape[1] or profile.shape[1:] != w_pred.shape[2:3]:
+        raise ValueError(
+            f"the weights of {head.name} have a band of {len(band.mean)} features and a profile of shape "
+            f"{tuple(profile.shape)}; expected {x.shape[1]} and (frames, {w_pred.shape[2]}). Take another "
+            "copy of them, or train again."
+        )
     horizon = min(len(profile), num_frames)
-    profile = torch.cat([profile, torch.full_like(profile[:1], torch.inf).expand(num_frames, -1)])[
-        :num_frames
-    ]
-    s, distance = expected(facts, features(head, start[0], w_pred, start[1]), len(head.facts.parameters))
+    profile = torch.cat([profile, torch.zeros_like(profile[:1]).expand(num_frames, -1)])[:num_frames]
+    s, distance = band.expected(x, len(head.facts.parameters))
     scale = s.float().view(shape) * profile.view(1, *profile.shape, *shape[3:]) * local(head, w_pred)
 
     def end(width: float) -> Field:
-        return restore(in_units(head, head.codec.denormalise(w_pred + width * scale), given))
+        u = in_units(head, head.codec.denormalise(w_pred + width * scale), given)
+        u[:, horizon:] = math.copysign(math.inf, width)
+        return restore(u)
 
     warning = warning_of(head, head.codec.denormalise(w_pred))
-    verdicts = [judged(facts, *row, warning) for row in zip(s.tolist(), distance.tolist(), strict=True)]
+    verdicts = [judged(band, *row, warning) for row in zip(s.tolist(), distance.tolist(), strict=True)]
     is_batch = restore(w_pred).ndim == w_pred.ndim
     columns = s.tolist(), *map(list, zip(*verdicts, strict=True))
     errors, verdict, reason = (column if is_batch else column[0] for column in columns)
-    ends = [end(sign * facts[key]) for key in ("width", "cell_width") for sign in (-1, 1)]
+    ends = [end(sign * width) for width in (band.width, band.cell_width) for sign in (-1, 1)]
     u = restore(in_units(head, head.codec.denormalise(w_pred), given))
     return BandedForecast(u, *ends, horizon, horizon * head.facts.dt, errors, verdict, reason)
 
 
-def judged(facts: dict, error: float, distance: float, warning: str) -> tuple[str, str]:
+def judged(band: Band, error: float, distance: float, warning: str) -> tuple[str, str]:
     """(verdict, reason) of a forecast."""
-    large, far = error / facts["error"], distance
+    large, far = error / band.error, distance
     if not (far <= FAR and large <= LARGE):  # NaN is not
         return "refused", (
             f"start or forecast are {far:.2g} times as far from those of validation as its farthest, and the "

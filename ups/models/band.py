@@ -12,8 +12,8 @@ gives an alarm.
 """
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +30,43 @@ MIN_ROWS = 20  # rollouts: of fewer than 9 in the second half none is outside wi
 RIDGE = 0.1  # of the fit of s, per rollout and feature in its standard deviation
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY = 1e-9  # of normalised fields: rounding
+
+
+@dataclass(frozen=True)
+class Band:
+    """What validation says of the errors of a task; plain numbers, as `HeadFacts.band` stores them.
+
+    mean, std, low, high, weights: of each of `features`. center: of log s. profile: p, a row of fields for
+    each frame. width, cell_width: q for all cells, and for LEVEL of the cells of every frame. distance: of
+    starts like those of validation. error: the largest s of validation.
+    """
+
+    mean: list[float]
+    std: list[float]
+    low: list[float]
+    high: list[float]
+    weights: list[float]
+    center: float
+    profile: list[list[float]]
+    width: float
+    cell_width: float
+    distance: float
+    error: float
+
+    def expected(self, x: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
+        """(s, distance), (batch,) each, of `features` x, of which the last are parameters. distance: of the
+        feature that is farthest from those of validation, 1 where an alarm begins. That of a parameter begins
+        with the trained range, a tenth of which further it is 2."""
+        mean, std, weights, low, high = (
+            torch.tensor(numbers, dtype=x.dtype, device=x.device)
+            for numbers in (self.mean, self.std, self.weights, self.low, self.high)
+        )
+        z, num = (x - mean) / std, x.shape[1] - num_parameters
+        beyond = (torch.maximum(low - x, x - high) / (high - low).clamp_min(1.0))[:, num:]
+        distance = z[:, :num].abs().amax(1) / self.distance
+        if num_parameters:
+            distance = torch.maximum(distance, torch.where(beyond > SAME, 1 + 10 * beyond, 0.0).amax(1))
+        return (self.center + z @ weights).exp(), distance
 
 
 def slopes(w: Tensor, ndim: int) -> Tensor:
@@ -105,9 +142,9 @@ def measured(
     return torch.cat([numbers(batch) for batch in cache.row_blocks(rows, cache.num_frames, len(rows))])
 
 
-def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) -> dict[str, Any] | None:
-    """The band of a task from `numbers_of` rollouts, as JSON; None if they are too few or not finite. groups:
-    of rows that start alike, which stay together."""
+def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) -> Band | None:
+    """The band of a task from `numbers_of` rollouts; None if they are too few or not finite. groups: of rows
+    that start alike, which stay together."""
     is_first = (groups.unsqueeze(1) == groups.unique()).int().argmax(1) % 2 == 0
     if (
         len(found) < MIN_ROWS
@@ -130,32 +167,16 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
         ordered = numbers[~is_first].sort()[0]
         return float(ordered[min(len(ordered), math.ceil((len(ordered) + 1) * level)) - 1])
 
-    return {
-        "mean": mean.tolist(),
-        "std": std.tolist(),
-        "low": x.amin(0).tolist(),
-        "high": x.amax(0).tolist(),
-        "weights": weights.tolist(),
-        "center": float(center),
-        "profile": profile.view(num_frames, num_fields).tolist(),
-        "width": reached((most / s / profile).amax(1), LEVEL),
-        "cell_width": reached((some / s / profile).amax(1), LEVEL),
-        "distance": reached(z.abs().amax(1), ALARM),
-        "error": float(s.amax()),
-    }
-
-
-def expected(facts: Mapping[str, Any], x: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
-    """(s, distance), (batch,) each, of `features` x, of which the last are parameters. distance: of the
-    feature that is farthest from those of validation, 1 where an alarm begins. That of a parameter begins
-    with the trained range, a tenth of which further it is 2."""
-    names = ("mean", "std", "weights", "low", "high")
-    mean, std, weights, low, high = (
-        torch.tensor(facts[key], dtype=x.dtype, device=x.device) for key in names
+    return Band(
+        mean=mean.tolist(),
+        std=std.tolist(),
+        low=x.amin(0).tolist(),
+        high=x.amax(0).tolist(),
+        weights=weights.tolist(),
+        center=float(center),
+        profile=profile.view(num_frames, num_fields).tolist(),
+        width=reached((most / s / profile).amax(1), LEVEL),
+        cell_width=reached((some / s / profile).amax(1), LEVEL),
+        distance=reached(z.abs().amax(1), ALARM),
+        error=float(s.amax()),
     )
-    z, num = (x - mean) / std, x.shape[1] - num_parameters
-    beyond = (torch.maximum(low - x, x - high) / (high - low).clamp_min(1.0))[:, num:]
-    distance = z[:, :num].abs().amax(1) / facts["distance"]
-    if num_parameters:
-        distance = torch.maximum(distance, torch.where(beyond > SAME, 1 + 10 * beyond, 0.0).amax(1))
-    return (facts["center"] + z @ weights).exp(), distance

@@ -85,8 +85,13 @@ def is_size(value: Any) -> bool:
 
 
 def is_band(value: Any) -> bool:
-    """Whether value has the numbers of `ups.models.band.calibrated`."""
-    return isinstance(value, Mapping) and all(is_number(one) or is_table(one) for one in value.values())
+    """Whether value has the numbers of `ups.models.band.Band`, as many of each feature."""
+    return (
+        isinstance(value, Mapping)
+        and value.keys() == BAND.keys()
+        and all(check(value[key]) for key, (check, _) in BAND.items())
+        and len({len(value[key]) for key, row in BAND.items() if row is NUMBERS}) == 1
+    )
 
 
 def is_table(value: Any) -> bool:
@@ -97,7 +102,7 @@ def is_table(value: Any) -> bool:
 COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_flag, "true or false")
 NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
 CHANNELS = (each(is_whole), "numbers of channels")
-SIZE, TABLE = (is_size, "a size"), (is_table, "numbers")
+SIZE, TABLE, NUMBERS = (is_size, "a size"), (is_table, "numbers"), (each(is_number), "numbers")
 SIZES = (is_sizes, "a standard deviation by name")
 RANGES = (is_ranges, "the smallest and largest value by name")
 CODEC: Rows = {
@@ -136,6 +141,12 @@ BASE: Rows = {
     "forcing": NAMES,
     "forcing_positive": CHANNELS,
     "forcing_offsets": (each(is_number), "numbers"),
+}
+BAND: Rows = {
+    **dict.fromkeys(("mean", "std", "low", "high", "weights"), NUMBERS),
+    "center": NUMBER,
+    "profile": (each(each(is_size)), "rows of sizes"),
+    **dict.fromkeys(("width", "cell_width", "distance", "error"), SIZE),
 }
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
@@ -281,7 +292,7 @@ class HeadFacts(Facts):
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
     tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: of `ups.models.band.calibrated`.
+    record of the first. band: the numbers of `ups.models.band.Band`.
     """
 
     again, kept = AGAIN, ("input_codec",)
