@@ -47,7 +47,7 @@ def assess(entry: Entry, kinds: dict[str, str], truth: torch.Tensor, num_exact: 
     draws are right ones."""
     keys = dict.fromkeys(kinds, 5) | {"scoring": 6}  # students from the same noise as their teacher
 
-    def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
+    def one_step(ensembles, count, num_members, names, is_shuffled=False, num_exact=0):
         draws = {
             name: drawn(kinds[name], keys[name], is_shuffled)[:count, : 1 if name == "operator" else None]
             for name in names
