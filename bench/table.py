@@ -511,19 +511,20 @@ def excitable_label(record: dict[str, Any], model: str) -> tuple[str, list[dict[
 
 
 def sampler_table(found: dict[str, dict[str, Any]]) -> str:
-    """README.md: every way to sample barkley2d, from the simplest to the exact one."""
+    """README.md: every way to sample barkley2d with frames far apart, from the simplest to the exact one."""
 
     def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
         [cheap] = {run["best_cheap"] for run in record["entries"]}
-        for model in ("waves", cheap, "corrector", "student_1", "scoring", "exact"):
+        for model in ("dressed_resampled", "waves", "corrector", "student_1", "scoring", "exact"):
             label, rows = excitable_label(record, model)
             yield (
-                f"best cheap ensemble: {label}" if model == cheap else label,
+                f"{label}, the best cheap ensemble" if model == cheap else label,
                 interval([row["over exact"]["crps"] for row in rows]),
+                interval([row["over exact"]["trajectory_score"] for row in rows]),
                 f"{mean(row['evaluations'] for row in rows):.0f}",
             )
 
-    header = "sampler", "CRPS", "network evaluations"
+    header = "sampler", "CRPS", "energy score", "network evaluations"
     return table(header, (line for record in found.values() for line in lines(record)))
 
 
@@ -582,7 +583,7 @@ def percent(value: float) -> str:
 # name -> page, folder of bench/results, function
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
-    "samplers": ("README.md", "excitable", sampler_table),
+    "samplers": ("README.md", "excitable_far", sampler_table),
     "pays": ("docs/forecasts.md", "pays", pays_table),
     "tasks": ("docs/tasks.md", "", task_table),
     "equal_time": ("docs/results.md", "", equal_time_table),
@@ -593,6 +594,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
+    "excitable_far": ("docs/uncertain.md", "excitable_far", excitable_table),
     "control": ("docs/uncertain.md", "excitable_control", control_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
     "discovery_starts": ("docs/discovery.md", "discovery_starts", starts_table),
