@@ -93,10 +93,7 @@ def judged(band: Band, error: float, distance: float, warning: str) -> tuple[str
             f"expected error is {large:.2g} times the largest there"
         )
     if far > 1:
-        return (
-            "doubtful",
-            f"start or forecast are {far:.2g} times as far from those of validation as its farthest",
-        )
+        warning = f"start or forecast are {far:.2g} times as far from those of validation as its farthest"
     if warning:
         return "doubtful", warning
     return "fine", f"it is like those of validation, {LEVEL:.0%} of which are inside the band"

@@ -87,39 +87,20 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
     ValueError if the section and the file differ, or if both are silent."""
     if layout.is_steady:
         return {"dt": 0.0, "times": ""}
-    dt, frames = section["dt"], layout.sizes["time"]
+    dt = section["dt"]
     name = section["times"] or (dt if isinstance(dt, str) else "")
-    found = times_in(store, layout.places, name)
-    step = step_in(store, name) if name and found is None else None
-    if name and found is None and step is None:
-        raise config_error(
-            f"{key}.dt",
-            f"{store.path} holds no array {name!r} of times, and no attribute",
-            "a number, or the name of one of these",
-            f"Write dt: 0.1, or one that it holds: {store.listing()}; attributes "
-            f"{', '.join(sorted(store.attributes())[:8]) or 'none'}.",
-        )
-    if step is not None:  # an attribute holds it; the usual array of times must agree
-        name = name if "@" in name else f"@{name}"
-        dt, found = step if isinstance(dt, str) else dt, times_in(store, layout.places)
-    stored = step
-    if found is not None and frames > 1:
-        place, times = found
-        if len(times) not in (frames, frames + 1):
-            raise config_error(
-                f"{key}.layout",
-                f"the axis called time has {frames} frames and the array {place} in {store.path} "
-                f"{len(times)} times",
-                f"{frames} or {frames + 1} times",
-                f"Are the words in the order of the axes? {store.listing()}.",
-            )
-        times = times[:frames]
-        if dt and not isinstance(dt, str) and not is_even(times):
+    found, step = _named(key, name, layout, store)
+    if step is not None:
+        name, dt = name if "@" in name else f"@{name}", step if isinstance(dt, str) else dt
+    is_stated, stored = bool(dt) and not isinstance(dt, str), step
+    if found is not None and layout.sizes["time"] > 1:
+        times = _of_frames(key, layout, store, *found)
+        if is_stated and not is_even(times):
             is_step = abs(np.median(np.diff(times)) - dt) <= UNEVEN * dt
             if not (is_step and len(jumps_in(times))):
                 return {"dt": float(dt), "times": NO_TIMES}  # the user's dt wins: months are equal steps
-        stored = tidy(even_step(key, store, place, times))
-    dt = _check_step(key, stored if isinstance(dt, str) or not dt else dt, store)
+        stored = tidy(even_step(key, store, found[0], times))
+    dt = _check_step(key, dt if is_stated else stored, store)
     if stored is not None and abs(stored - dt) > UNEVEN * dt:
         raise config_error(
             f"{key}.dt",
@@ -128,6 +109,37 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
             f"Write dt: {stored:g}, or leave it out.",
         )
     return {"dt": dt, "times": name if step is not None else found[0] if name else ""}
+
+
+def _named(key: str, name: str, layout: "Layout", store: "Store") -> tuple[Any, float | None]:
+    """((place, times) of the array of this name, or of the usual one; None if there is none), and the step
+    if an attribute of this name holds it. Raises ValueError if a file has neither."""
+    found = times_in(store, layout.places, name)
+    if not name or found is not None:
+        return found, None
+    if (step := step_in(store, name)) is None:
+        raise config_error(
+            f"{key}.dt",
+            f"{store.path} holds no array {name!r} of times, and no attribute",
+            "a number, or the name of one of these",
+            f"Write dt: 0.1, or one that it holds: {store.listing()}; attributes "
+            f"{', '.join(sorted(store.attributes())[:8]) or 'none'}.",
+        )
+    return times_in(store, layout.places), step  # which must agree with the attribute
+
+
+def _of_frames(key: str, layout: "Layout", store: "Store", place: str, times: np.ndarray) -> np.ndarray:
+    """The times of the stored frames; an array may hold the end of the last step as well."""
+    frames = layout.sizes["time"]
+    if len(times) not in (frames, frames + 1):
+        raise config_error(
+            f"{key}.layout",
+            f"the axis called time has {frames} frames and the array {place} in {store.path} "
+            f"{len(times)} times",
+            f"{frames} or {frames + 1} times",
+            f"Are the words in the order of the axes? {store.listing()}.",
+        )
+    return times[:frames]
 
 
 def _check_step(key: str, dt: Any, store: "Store") -> float:
