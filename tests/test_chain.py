@@ -276,9 +276,7 @@ def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypa
     monkeypatch.setattr(
         StateConditions,
         "predict",
-        lambda self, z, known, error=0.0, **last: (
-            told.append(error) or predict(self, z, known, error, **last)
-        ),
+        lambda self, z, known, error=0.0, *last: told.append(error) or predict(self, z, known, error, *last),
     )
 
     def rolled(error: float) -> torch.Tensor:
