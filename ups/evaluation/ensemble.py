@@ -148,14 +148,13 @@ class Ensembles:
         facts: Tensor,
         noise: Tensor,
         second: Tensor,
-        num_steps: int = 0,
         shuffle: Tensor | None = None,
     ) -> Tensor:
         """One residual (rows, *tokens, dim), latent units, for each row of noise and second noise.
 
-        tokens, facts: conditions (cases, ...); each case has rows / cases neighbouring rows. num_steps: of
-        the corrector's sampler, 0 for its own. shuffle (cases,): the network gets the conditions of these
-        cases; mean and scale stay those of the case, so only the network's part is lost.
+        tokens, facts: conditions (cases, ...); each case has rows / cases neighbouring rows. shuffle
+        (cases,): the network gets the conditions of these cases; mean and scale stay those of the case, so
+        only the network's part is lost.
         """
         if model == "operator":
             return torch.zeros_like(noise)
@@ -165,7 +164,6 @@ class Ensembles:
             return resampled(self.bank, noise.flatten(1)[:, 0])
         if model in self.samplers:
             sampler = self.samplers[model]
-            sampler = replace(sampler, num_steps=num_steps) if num_steps else sampler
             given = self.residuals, tokens, facts, noise, second, shuffle
             return sampler.network.call(type(sampler).residual, sampler, *given)
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
@@ -246,9 +244,9 @@ def one_step(
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shuffle = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
         samples = [
-            ensembles.residual(name, tokens, facts, noise, second, 0, shuffle).unflatten(
-                0, (-1, num_members)
-            )[:, : 1 if name == "operator" else None]
+            ensembles.residual(name, tokens, facts, noise, second, shuffle).unflatten(0, (-1, num_members))[
+                :, : 1 if name == "operator" else None
+            ]
             for name in names
         ]
         parts.append((r, u_ref, *samples))

@@ -20,16 +20,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ups.common.device import send
 from ups.generative.conditions import StateConditions
 from ups.generative.observation import Measured
-from ups.generative.sampling import KEYS, Sampler, Starts, block_size, sample_rollout, sample_starts
+from ups.generative.sampling import Sampler, Starts, block_size, sample_rollout, sample_starts, two_noises
 from ups.models.operator import Operator
 from ups.models.rollout import in_blocks, member_noise
 
-ENSEMBLE = (
-    512  # with 24 measured numbers the error is then 1.005 times the exact one (tests/test_filtering.py)
-)
+# with 24 measured numbers the error is then 1.005 times the exact one (tests/test_filtering.py)
+ENSEMBLE = 512
 MOST_INDEPENDENT = 0.1  # measured numbers over members: with more, the spread is too small
 
 
@@ -129,9 +127,8 @@ def _sample_row(
 
         def block(index: Tensor) -> Tensor:
             def noise_of(lead: int) -> tuple[Tensor, ...]:
-                shape = (*z.shape[2:-1], states.dim)
-                noises = (member_noise(shape, seed, one.names, before + lead, num, key) for key in KEYS)
-                return tuple(send(noise[0, index], states.device) for noise in noises)
+                shape, place = (*z.shape[2:-1], states.dim), (0, index)
+                return two_noises(shape, seed, one.names, before + lead, num, place, states.device)
 
             rows = replace(one, z=z).rows(index)
             return sample_rollout(states, residual, rows, number - first, noise_of, error, first)

@@ -27,14 +27,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import num_states
 from ups.generative.linear_posterior import LinearPosterior
-from ups.generative.observation import (
-    BLOCKS,
-    NOISY_STD,
-    Measured,
-    Observation,
-    block_average,
-    observe_all,
-)
+from ups.generative.observation import BLOCKS, NOISY_STD, Measured, Observation, block_average, observe_all
 from ups.generative.sampling import Sampler, sample_solutions
 from ups.models.operator import Operator
 from ups.models.rollout import member_noise

@@ -219,13 +219,26 @@ def sample_members(
         names = starts.names[int(row[0]) : int(row[-1]) + 1]
 
         def noise_of(lead: int) -> tuple[Tensor, ...]:
-            noises = (member_noise(shape, seed, names, lead, num_members, key) for key in KEYS)
-            return tuple(send(noise[row - row[0], member], states.device) for noise in noises)
+            return two_noises(shape, seed, names, lead, num_members, (row - row[0], member), states.device)
 
         return sample_rollout(states, residual, starts.rows(row), num_frames, noise_of, sample_error)
 
     size = size or block_size(states.head.codec, states.device)
     return in_blocks(sample_block, len(starts.z) * num_members, size).unflatten(0, (-1, num_members))
+
+
+def two_noises(
+    shape: Sequence[int],
+    seed: int,
+    names: Sequence[int | str],
+    lead: int,
+    num_members: int,
+    place: Any,
+    device: torch.device,
+) -> tuple[Tensor, ...]:
+    """The two noises of a call, `member_noise` of KEYS at `place`, an index of (rows, members, *shape)."""
+    noises = (member_noise(shape, seed, names, lead, num_members, key) for key in KEYS)
+    return tuple(send(noise[place], device) for noise in noises)
 
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
@@ -275,10 +288,8 @@ def member_noises(
     shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The two noises (rows * members, *shape) of a sample, by `member_noise`."""
-    return tuple(
-        send(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1), device)
-        for key in KEYS
-    )
+    noises = two_noises(shape, seed, rows.tolist(), lead, num_members, ..., device)
+    return tuple(noise.flatten(0, 1) for noise in noises)
 
 
 # ---- samples of steady solutions

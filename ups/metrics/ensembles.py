@@ -344,8 +344,8 @@ def compare_ensembles(scores: Scores, baseline: Scores, resamples: Resamples) ->
     """metric(scores) / metric(baseline) with paired intervals; below 1 is better.
 
     Every metric of `ENSEMBLES` with is_compared that both have -> {value, low, high}, or lists (T) of these
-    by lead. The scores are fair, so the numbers of members may
-    differ. Raises ValueError if the scores are of different cases.
+    by lead. The scores are fair, so the numbers of members may differ. Raises ValueError if the scores are of
+    different cases.
     """
     if scores["crps"].shape != baseline["crps"].shape:
         raise ValueError(

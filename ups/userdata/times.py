@@ -128,7 +128,7 @@ def _named(key: str, name: str, layout: "Layout", store: "Store") -> tuple[Any, 
     return times_in(store, layout.places), step  # which must agree with the attribute
 
 
-def _of_frames(key: str, layout: "Layout", store: "Store", place: str, times: np.ndarray) -> np.ndarray:
+def _of_frames(key: str, layout: "Layout", store: "Store", place: str, times: "np.ndarray") -> "np.ndarray":
     """The times of the stored frames; an array may hold the end of the last step as well."""
     frames = layout.sizes["time"]
     if len(times) not in (frames, frames + 1):
