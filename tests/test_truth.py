@@ -43,7 +43,7 @@ def test_a_perfect_latent_has_the_error_of_its_codec(world):
     config, truth, operator = world
     source, codec = TransientResiduals(operator, truth.cache), operator.head(TASK).codec
 
-    def knows_the_latents(name, tokens, facts, noise, second, num_steps, shown):
+    def knows_the_latents(name, tokens, facts, noise, second, shown):
         return torch.zeros_like(noise)
 
     shape = (*truth.cache.batch(truth.rows[:1], 0, 1).shape[2:-1], source.description["dim"])
