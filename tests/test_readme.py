@@ -3,7 +3,6 @@ shrunken configs/small.yaml."""
 
 import dataclasses
 import json
-import os
 import re
 import runpy
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import WORDS, of_page
 from packages import PACKAGES
 
 from ups.config.command import DEFAULT_OVERLAY
@@ -115,12 +115,6 @@ IN_PLACE = {  # command -> what runs in its place, and why
 }
 # of my_data.py
 SHORTER = {"standard_normal((80, n))": "standard_normal((24, n))", "range(10000)": "range(6500)"}
-COMMANDS = {
-    "make": ("make", f"PYTHON={sys.executable}"),
-    "python": (sys.executable,),
-    "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli"),
-    "ups": (sys.executable, "-m", "ups"),
-}
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -146,24 +140,8 @@ BLOCKS = {
 CHAIN = "docs/training.md make cache"  # the block that trains what the others use
 
 
-def run(folder: Path, command: str, timeout: float = 600) -> subprocess.CompletedProcess:
-    """A command of a page in `folder`, with this interpreter as `python`, for make and for `accelerate`."""
-    words = command.split(maxsplit=1)
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS", "UPS_"))
-    }
-    return subprocess.run(
-        " ".join([*COMMANDS[words[0]], *words[1:]]),
-        shell=True,
-        cwd=folder,
-        timeout=timeout,
-        text=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": str(folder)},
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-    )
+def run(folder: Path, command: str) -> subprocess.CompletedProcess:
+    return of_page(folder, command, HF_HOME=str(folder / "home"))
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +402,7 @@ def test_every_block_runs_where_make_train_has_run(trained, name):
             (trained / script).write_text(text if text == first else first + text, encoding="utf-8")
         commands = [f"python {script}"]
     else:
-        commands = [line for line in text.splitlines() if line.split()[0] in COMMANDS]
+        commands = [line for line in text.splitlines() if line.split()[0] in WORDS]
         assert commands
     for command in commands:
         done = run(trained, IN_PLACE.get(command, command))
