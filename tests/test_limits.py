@@ -74,7 +74,7 @@ class Source:
         r = band(self.space, self.boundary, self.channels, 0.9, self.top, key + 1, len(rows))
         # tokens: the prediction, which here has waves of its own beyond those of states
         junk = band(self.space, self.boundary, self.channels, self.top, 99.0, key + 2, len(rows), 0.0)
-        return ResidualBatch(r - 1e-3 * junk, states - r + 1e-3 * junk, torch.zeros(len(rows), 1))
+        return ResidualBatch(r - 1e-3 * junk, states + 1e-3 * junk, torch.zeros(len(rows), 1))
 
     def prediction(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -182,8 +182,35 @@ def test_correct_samples_stay_as_they_are():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0)
     fit(way, source)
-    kept = way.network.heads["flow"].limits.gains[0, 0, 0, 1:6]
-    assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2  # 3 standard errors each
+    pull, gain = way.network.heads["flow"].limits.gains[0, 0, :, 0, 1:6]
+    assert (gain == 1).float().mean() >= 0.8 and (gain - 1).abs().max() < 0.2  # 3 standard errors each
+    assert (pull == 0).float().mean() >= 0.8 and pull.abs().max() < 0.1
+
+
+def test_what_a_prediction_has_too_much_is_taken_away_though_samples_do_not_know_it():
+    """Residuals of the right power in every wave, and three times the energy of states in short ones."""
+
+    class Rough(Source):
+        def batch(self, *args) -> ResidualBatch:
+            r, tokens, facts, _ = super().batch(*args)
+            rough = 6 * band(
+                self.space, self.boundary, self.channels, 4.0, self.top, args[-1].initial_seed() + 3, len(r)
+            )
+            return ResidualBatch(r - rough, tokens + rough, facts)
+
+    class Deaf(Way):
+        def residual(self, source, tokens, facts, noise, second, is_limited=True) -> Tensor:
+            rough = 6 * band(source.space, source.boundary, source.channels, 4.0, source.top, 9, len(tokens))
+            return super().residual(source, tokens, facts, noise, second) + rough
+
+    source = Rough("periodic", (48,), 1)
+    way = Deaf(source, white=0.0)
+    fit(way, source)
+    r, drawn, found, prediction = limited(way, source, 0.0, 3)
+    limits = way.network.heads["flow"].limits
+    state = powers(limits, prediction + r)[:, 1:6]
+    assert (powers(limits, prediction + drawn)[:, 4:6] / state[:, 3:]).min() > 3
+    assert ((powers(limits, prediction + found)[:, 1:6] / state).log().abs() < 0.2).all()
 
 
 def test_sampled_states_have_separate_gains():
@@ -197,29 +224,33 @@ def test_sampled_states_have_separate_gains():
         r, _, found, _ = limited(way, source, facts, 5)
         ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
         assert (ratio > 0.8).all() and (ratio < 1.25).all()
-    assert torch.equal(limits.gains[1], torch.ones_like(limits.gains[1]))  # two evaluations were not fitted
+    pull, gain = limits.gains[1].unbind(1)  # two evaluations were not fitted
+    assert not pull.any() and (gain == 1).all()
+
+
+def moments(energy: float, error: float) -> Tensor:
+    """Moments of residuals that do not depend on the prediction."""
+    mean = torch.tensor([1.0, 0.0, energy])
+    return torch.stack([mean, error * mean]).view(2, 3, 1, 1).expand(-1, -1, 1, 9)
 
 
 def test_noise_is_not_made_from_next_to_nothing():
     limits = WaveLimits(1, 16, boundary="periodic")
-    power = torch.stack([torch.ones(1, 9), torch.full((1, 9), 0.01)])
-    limits.set_gains(power, 1e-6 * power, 1, False)
-    assert (limits.gains[0] == LARGEST).all()
+    limits.set_gains(moments(1.0, 0.01), moments(1e-6, 0.01), 1, False)
+    assert (limits.gains[0, :, 1] == LARGEST).all() and not limits.gains[0, :, 0].any()
 
 
 def test_the_gain_of_a_shell_is_significant_or_one():
     limits = WaveLimits(1, 16, boundary="periodic")
-    mean = torch.ones(1, 9)
     for ratio, error, expected in (
         (1.2, 0.05, 1.0),
         (1.2, 0.01, 1.2**-0.5),
         (0.5, 0.01, math.sqrt(2)),
         (0.5, 0.5, 1.0),
     ):
-        limits.set_gains(
-            torch.stack([mean, error * mean]), torch.stack([ratio * mean, error * ratio * mean]), 2, False
-        )
-        torch.testing.assert_close(limits.gains[1], torch.full_like(limits.gains[1], expected))
+        limits.set_gains(moments(1.0, error), moments(ratio, error), 2, False)
+        gain = limits.gains[1, :, 1]
+        torch.testing.assert_close(gain, torch.full_like(gain, expected))
 
 
 def test_limits_do_not_depend_on_the_number_of_ranks():

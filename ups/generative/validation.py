@@ -48,10 +48,10 @@ def validate_samplers(
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
-    power = {}
+    moments = {}
     for name, source in residuals.items():
-        power[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, power[name], seed, ranks)
+        moments[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
+        fit_gains(samplers, source, moments[name], seed, ranks)
     crps_by_error = {}
     for error in ERRORS:
         for name in residuals:
@@ -67,7 +67,7 @@ def validate_samplers(
         head = network.heads[name]
         head.sample_error = float(decisions[-1].chosen)
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
+        fit_gains(samplers, source, moments[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
