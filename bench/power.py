@@ -161,25 +161,12 @@ def from_truth(world: World, x: Tensor) -> Tensor:
 
 def kicked(world: World, rng: torch.Generator) -> dict[str, Tensor]:
     """Fakes of barkley2d, with other kicks."""
-    solver, (_, leads, dt, _), original = (
-        solver_of(get_task(world.task)),
-        WORLDS[world.task],
-        barkley.sample_kicks,
-    )
-    width = barkley.SIDE / 4
+    original, width = barkley.sample_kicks, barkley.SIDE / 4
 
     def draw(change, num: int = MEMBERS) -> Tensor:
         barkley.sample_kicks = lambda stream, *settings: change(stream, *original(stream, *settings))
         try:
-            return solver.exact_futures(
-                world.start,
-                num,
-                seed=9,
-                rows=[*range(len(world.start))],
-                num_frames=leads,
-                parameter=None,
-                dt=dt,
-            ).float()
+            return futures(world.task, world.start, num, 9)
         finally:
             barkley.sample_kicks = original
 

@@ -4,14 +4,12 @@
     w_pred + r has no energy in silent waves, which no training state has
 
 A network's sample has an error of a few percent of the residual. Spread over all waves, that is many times
-the energy of a smooth residual in short waves, or in a mean that the equation conserves. And what a
-prediction has too much in short waves, the residual takes away: a sample of the right power that does not
-know the prediction adds to it. With pull and gain, power and product with the prediction are those of
-residuals at the same states: gain is the ratio of what is uncorrelated with the prediction, pull is the rest
-of the correlation. They are measured by shell of |k|, as silent waves are by wave, at the end of a stage on
-its training residuals (ups/generative/fit_limits.py) and are stored with its weights. Waves are those of the
-field, because waves of the tokens would have jumps at the edges of patches. Along walls they are those of
-`ups_discovery.spectral.FieldTransform`.
+the energy of a smooth residual in short waves, or in a mean that the equation conserves. And where a
+prediction has too much energy, the residual takes it away, but a sample that is independent of the prediction
+adds to it. With pull and gain, power and product with the prediction are those of residuals at the same
+states. They are measured by shell of |k|, and silent waves by wave, on a stage's training residuals
+(ups/generative/fit_limits.py). Waves are those of the field, because waves of the tokens would have jumps at
+the edges of patches; along walls those of `ups_discovery.spectral.FieldTransform`.
 """
 
 import torch
