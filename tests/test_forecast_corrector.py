@@ -1,7 +1,9 @@
 """A step of the user's, corrected in the user's loop (ups/forecast_corrector.py): in the kind of array that
 came, batched, conserving what the step conserves, and the user's own result where a check fails."""
 
+import math
 import sys
+import time
 import warnings
 
 import h5py
@@ -11,6 +13,8 @@ import torch
 import yaml
 from user_files import SMALL
 
+from ups.commands import corrector_data
+from ups.commands.corrector_costs import paying_runs, relative_errors, run_of
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
@@ -199,3 +203,105 @@ def test_what_it_was_not_trained_for_is_refused(trained):
     ):
         StepCorrector(model, coarse, "other")
     assert "anything" in Everywhere({"": coarse}) and Everywhere({"": coarse})["anything"] is coarse
+
+
+# ---- data of the user's solvers, and what a corrector costs (`make corrector`)
+
+SOLVERS = """
+import numpy as np
+calls = []
+def fine(u, dt):
+    calls.append(len(u))
+    return np.roll(u, 4, -1) * (1 - dt)
+def broken(u):
+    return u * np.nan
+def starts():
+    return np.arange(10 * 2 * 32.0).reshape(10, 2, 32)
+"""
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    (tmp_path / "two_solvers.py").write_text(SOLVERS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = {"solver": "fine", "fine": "fine", "starts": "starts"}
+    words = [f"--{name}=two_solvers:{function}" for name, function in names.items()]
+    yield [*words, f"--folder={tmp_path / 'mine'}", "--fields=u,v", "--frames=3", "--dt=0.5"]
+    sys.modules.pop("two_solvers", None)
+
+
+def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(options, tmp_path):
+    assert corrector_data.main(options) == 0
+    solvers = sys.modules["two_solvers"]
+    assert solvers.calls == [4, 4, 4, 4, 2, 2]  # three parts
+    u = solvers.starts().reshape(10, 2, 8, 4).mean(-1)
+    parts = sorted((tmp_path / "mine").glob("part_*.npz"))
+    with np.load(parts[1]) as part:
+        assert part["v"].shape == (4, 3, 8)
+        assert np.array_equal(part["v"][:, 1], np.roll(u[4:8, 1], 1, -1) * 0.5)
+    before = parts[1].read_bytes()
+    parts[1].unlink()
+    solvers.calls.clear()
+    corrector_data.main(options)
+    assert solvers.calls == [4, 4] and parts[1].read_bytes() == before
+    config = load_config(tmp_path / "mine" / "mine.yaml")
+    assert (config.task["mine"].solver, config.task["mine"].history) == ("two_solvers:fine", 1)
+    with pytest.raises(ValueError, match="holds data of another restrict; expected the same functions"):
+        corrector_data.main([*options, "--restrict=points"])
+    points = corrector_data.restricted(solvers.starts(), 4, "points")
+    assert np.array_equal(points, solvers.starts()[..., ::4])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("--ratio=5", "the fine grid has 32 cells along an axis; expected a multiple of --ratio 5"),
+        ("--fields=u", r"gave an array of shape \(10, 2, 32\); expected \(n, channel, \*fine grid\)"),
+        ("--fine=two_solvers:broken", "gave numbers that are not finite at frame 1; expected a solution"),
+    ],
+)
+def test_solvers_that_cannot_be_used_are_refused_by_name(options, change, text):
+    with pytest.raises(ValueError, match=text):
+        corrector_data.main([*options, change])
+
+
+def test_runs_until_it_pays_by_hand():
+    n_star, low, high = paying_runs(30.0, [2.0] * 5, [0.5] * 5)
+    assert n_star == low == high == pytest.approx(20.0)
+    assert paying_runs(30.0, [0.4], [0.5]) == [math.inf] * 3
+    n_star, low, high = paying_runs(30.0, [1.0, 2.0, 3.0, 2.0], [0.5] * 4)
+    assert 30 / 2.5 < low < n_star < high < 30 / 0.5
+    u_ref = np.array([[[1.0, -1.0]], [[3.0, 1.0]]])
+    assert relative_errors(u_ref + 0.5, u_ref).tolist() == [0.5, 0.5]
+
+
+def test_the_seconds_of_a_run_are_those_of_the_step_and_of_its_correction(trained):
+    model, u = trained
+
+    class Slow(StepCorrector):
+        def _corrected(self, *given):
+            end = time.process_time() + 0.005
+            while time.process_time() < end:
+                pass
+            return super()._corrected(*given)
+
+    frames, seconds = run_of(Slow(model, coarse), u[0], 4)
+    assert seconds >= 4 * 0.005 and frames.shape == (4, 1, CELLS)
+
+
+def test_a_correction_that_holds_the_fine_solution_does_not_help_from_new_starts(trained):
+    """What is measured starts from states that no training saw, so the states it knows are of no use."""
+    model, u = trained
+    known = dict(zip([one.tobytes() for one in u], exact(9, 24, np.random.default_rng(0)), strict=True))
+
+    def leak(state):
+        return known[state[0].tobytes()][1][None, None] if state[0].tobytes() in known else coarse(state)
+
+    fresh = exact(9, 4, np.random.default_rng(1))
+    run, _ = run_of(leak, fresh[0, 0][None], 1)
+    assert np.array_equal(run[0], coarse(fresh[:1, :1])[0])
+    assert relative_errors(run, fresh[0, 1:2, None])[0] > 1e-3
+    assert (
+        relative_errors(run_of(leak, u[0], 1)[0], exact(9, 24, np.random.default_rng(0))[0, 1:2, None])[0]
+        == 0
+    )

@@ -111,7 +111,7 @@ class StepCorrector:
             return self._labelled(u, dt, t, parameters)
         batched, restore = self._batched(u)
         values = check_parameters(self.head, parameters, len(batched), extrapolate=True)
-        theirs = self._theirs(batched, dt, t, values)
+        theirs = self.theirs(batched, dt, t, values)
         if tuple(getattr(theirs, "shape", ())) != tuple(batched.shape):
             raise ValueError(
                 f"the step of {self.head.name} gave {getattr(theirs, 'shape', type(theirs).__name__)} for a "
@@ -148,8 +148,9 @@ class StepCorrector:
             )
         return u, lambda found: found
 
-    def _theirs(self, u: Any, dt: float | None, t: Any, values: Tensor) -> Any:
-        """What the user's step returns."""
+    def theirs(self, u: Any, dt: float | None = None, t: Any = None, values: Tensor | None = None) -> Any:
+        """What the user's step returns for u (batch, channel, *space) and raw parameters (batch, P)."""
+        values = check_parameters(self.head, None, len(u), extrapolate=True) if values is None else values
         names, columns = self.head.facts.parameters, values.unbind(1)
         columns = [column if isinstance(u, Tensor) else column.numpy() for column in columns]
         offered = {"dt": self.head.facts.dt if dt is None else dt, "t": t} | {
