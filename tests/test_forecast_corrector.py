@@ -13,17 +13,21 @@ import torch
 import yaml
 from user_files import SMALL
 
+from bench.starts import matrix, solved
 from ups.commands import corrector_data
 from ups.commands.corrector_costs import paying_runs, relative_errors, run_of
+from ups.common.place import ROOT
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecast_corrector import CHECKS, Everywhere, StepCorrector
+from ups.forecast_start import Start
 from ups.forecaster import Forecaster
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
 from ups.models.rollout import NUM_FIRST_CALLS
+from ups_solvers import SOLVERS
 
 CELLS, DT = 32, 0.1
 STEP = """
@@ -207,7 +211,7 @@ def test_what_it_was_not_trained_for_is_refused(trained):
 
 # ---- data of the user's solvers, and what a corrector costs (`make corrector`)
 
-SOLVERS = """
+TWO_SOLVERS = """
 import numpy as np
 calls = []
 def fine(u, dt):
@@ -222,7 +226,7 @@ def starts():
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
-    (tmp_path / "two_solvers.py").write_text(SOLVERS, encoding="utf-8")
+    (tmp_path / "two_solvers.py").write_text(TWO_SOLVERS, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     names = {"solver": "fine", "fine": "fine", "starts": "starts"}
     words = [f"--{name}=two_solvers:{function}" for name, function in names.items()]
@@ -305,3 +309,23 @@ def test_a_correction_that_holds_the_fine_solution_does_not_help_from_new_starts
         relative_errors(run_of(leak, u[0], 1)[0], exact(9, 24, np.random.default_rng(0))[0, 1:2, None])[0]
         == 0
     )
+
+
+# ---- the first iterate of the user's iterative solver (`ups.start`)
+
+
+def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monkeypatch):
+    start = Start(Forecaster.load(ROOT / "pretrained"), "darcy2d")
+    fields = SOLVERS["darcy2d"].trajectory(0, 10_000, resolution=64, parameter=1.0)[0].numpy()
+    A, b = matrix(fields[0]), np.ones(64 * 64)
+    x0 = start(fields[:1])
+    assert x0.shape == (1, 64, 64) and np.linalg.norm(x0[0] - fields[1]) < 1e-2 * np.linalg.norm(fields[1])
+    (cold, num_cold), (warm, num_warm) = (solved(A, b, None, x) for x in (None, x0.ravel()))
+    assert num_warm < 0.9 * num_cold and np.linalg.norm(warm - cold) < 1e-6 * np.linalg.norm(cold)
+    worse = start(fields[:1], residual=lambda x: -b - A @ x.ravel())  # of another system
+    assert not worse.any() and worse.shape == x0.shape
+    monkeypatch.setattr(Forecaster, "forecast", lambda *_, **__: np.full((1, 1, 1, 64, 64), np.nan))
+    assert not start(fields[:1]).any()
+    assert start.counts == {"starts": 3, "finite": 1, "residual": 1}
+    with pytest.raises(ValueError, match="the task is 'burgers1d'; expected one of the steady ones: darcy2d"):
+        Start(start.model, "burgers1d")
