@@ -1,7 +1,9 @@
 """A step of the user's, corrected in the user's loop (ups/forecast_corrector.py): in the kind of array that
 came, batched, conserving what the step conserves, and the user's own result where a check fails."""
 
+import importlib
 import math
+import re
 import sys
 import time
 import warnings
@@ -329,3 +331,23 @@ def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monk
     assert start.counts == {"starts": 3, "finite": 1, "residual": 1}
     with pytest.raises(ValueError, match="the task is 'burgers1d'; expected one of the steady ones: darcy2d"):
         Start(start.model, "burgers1d")
+
+
+# ---- examples/
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_steps_on_both_grids_if_its_package_is_there(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 60
+    (package, *_) = sorted(
+        re.findall(r"^import (exponax|fipy|pde|numpy)\b", text, re.MULTILINE), key="numpy".__eq__
+    )
+    pytest.importorskip(package, reason=f"{package} is not required by this project")
+    example = importlib.import_module(f"examples.{path.stem}")
+    u = example.starts(2, 16)
+    later = example.coarse(u)
+    assert u.shape[:3] == later.shape[:3] == (2, 1, 16) and np.isfinite(later).all()
+    assert 1e-4 < abs(later - u).max() < 10 * abs(u).max()
+    assert np.array_equal(example.coarse(u[1:]), later[1:])  # a row does not depend on the others
+    assert example.fine(example.starts(1, 32)).shape[2] == 32
