@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     from ups.forecast_corrector import StepCorrector
+    from ups.forecast_start import Start
     from ups.forecaster import Forecaster
 
-__all__ = ["corrector", "load", "push"]
+__all__ = ["corrector", "load", "push", "start"]
 __version__ = "0.1.0"
 
 
@@ -62,3 +63,14 @@ def push(folder: "str | Path", name: str) -> str:
     from ups.commands.publish import push
 
     return push(folder, name)
+
+
+def start(folder: "str | Path", task: str | None = None) -> "Start":
+    """x0 = start(a): the first iterate of your own CG, GMRES or Newton for a steady task of a run.
+
+    task: needed if there are several. See `ups.forecast_start`.
+    """
+    from ups.forecast_start import Start
+    from ups.forecaster import Forecaster
+
+    return Start(Forecaster.load(folder), task)
