@@ -47,8 +47,9 @@ def unknowns(law: str, num_channels: int, ndim: int) -> list[Unknown]:
     if law == "carried":
         return [*(Unknown(tuple(parts), True) for parts in slopes), *bends]
     if law == "growing":
-        fields = [Unknown(((c, (power(*[c] * n), ())),), True) for c in every for n in range(3)]
-        return [*fields, *(Unknown(((c, (power(c, c, c), ())),)) for c in every), *bends]
+        fields = [Unknown(((c, (power(*[c] * n), ())),), True) for c in every for n in (0, 1)]
+        numbers = [Unknown(((c, (power(*[c] * n), ())),)) for c in every for n in (2, 3)]
+        return [*fields, *numbers, *bends]
     if law != "constant":
         known = ", ".join(sorted({name for name, _ in LAWS}))
         raise ValueError(f"a base has the law {law!r:.80}; expected one of {known}. Train it again.")
