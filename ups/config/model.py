@@ -105,6 +105,7 @@ BASES: dict[str, BaseRow] = {
     "transport": BaseRow("transport:Transport", TRANSIENT, _reach),
     "flow": BaseRow("flow:Flow", TRANSIENT),
     "equation": BaseRow("equation:Equation", TRANSIENT),
+    "coefficients": BaseRow("coefficients:Coefficients", TRANSIENT),
     "elliptic": BaseRow("elliptic:Elliptic", STEADY),
     "linear": BaseRow("linear:Linear", TRANSIENT + STEADY),
     "solver": BaseRow("solver:Solver", TRANSIENT, _solver),

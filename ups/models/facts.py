@@ -121,6 +121,8 @@ BASE: Rows = {
     "history": WHOLE,
     "reach": WHOLE,
     "lags": COUNT,
+    "waves": WHOLE,
+    "law": (is_text, "a name"),
     "rank": WHOLE,
     "firm_rank": WHOLE,
     "num_moving": WHOLE,

@@ -290,6 +290,7 @@ class TaskHead(nn.Module):
         normalised u (batch, history, C_in, *space). is_alone: no network corrects them.
         """
         predict, frames = self.base.alone if is_alone else self.base, []
+        parameters = self.base.settled(self.input_codec.bridged(u), parameters)
         for number in range(num_frames):
             beat()
             u_next = predict(self.input_codec.bridged(u), parameters.later(number))

@@ -216,6 +216,7 @@ class Operator(TaskNetwork):
         """
         head = self.head(task)
         batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
+        batch = head.base.settled(head.input_codec.bridged(u), batch)
         is_tracked = has_gradient(u, parameters, forcing)
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts

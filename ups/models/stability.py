@@ -64,6 +64,7 @@ class Growth:
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
         u[:, :, :num_fields] += START_NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
+        parameters = base.settled(head.input_codec.bridged(u), parameters)
         for frame in range(context, LONG_FACTOR * self.num_frames):
             beat()
             if forcing is not None:

@@ -226,7 +226,11 @@ def _read_sizes(key: str, section: Mapping[str, Any], layout: Layout) -> dict[st
 
 def _usual_bases(section: Mapping[str, Any], layout: Layout) -> Sequence[str]:
     """The bases that are tried if the section names none."""
-    bases = ["mean", "elliptic"] if layout.is_steady else ["persistence", "propagator", "equation"]
+    bases = (
+        ["mean", "elliptic"]
+        if layout.is_steady
+        else ["persistence", "propagator", "coefficients", "equation"]
+    )
     if not section["symmetries"]:
         bases.append("linear")
     if len(layout.axes) > 1 and section["vector"] and not layout.is_steady:

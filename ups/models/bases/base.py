@@ -30,13 +30,15 @@ class ParameterBatch:
 
     standard (batch, P): standardised logarithms; index (batch,): number of the nearest fitted value; raw
     (batch, P): the parameters themselves. forcing (batch, time, K, *space): normalised, from the last input
-    frame to at least the predicted one; None for tasks without forcing.
+    frame to at least the predicted one; None for tasks without forcing. hidden (batch, numbers): what a base
+    has read of the trajectories (`Base.settled`).
     """
 
     standard: Tensor
     index: Tensor
     raw: Tensor | None = None
     forcing: Tensor | None = None
+    hidden: Tensor | None = None
 
     def later(self, num_frames: int, length: int | None = None) -> Self:
         """The batch `num_frames` later, with its forcing shifted: `length` frames of it, or all that are
@@ -47,7 +49,7 @@ class ParameterBatch:
 
     def rows(self, some: slice) -> Self:
         """The batch of some rows."""
-        every = (self.standard, self.index, self.raw, self.forcing)
+        every = (self.standard, self.index, self.raw, self.forcing, self.hidden)
         return ParameterBatch(*(None if values is None else values[some] for values in every))
 
 
@@ -223,6 +225,11 @@ class Base(nn.Module):
     def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         """The prediction if no network corrects it; `linear` has a second map for this."""
         return self(u, parameters)
+
+    def settled(self, u: Tensor, parameters: ParameterBatch) -> ParameterBatch:
+        """The parameters with what the base reads from frames u (batch, time, C, *space) and what does not
+        change in the frames after them; a rollout calls it once."""
+        return parameters
 
     def unbounded(self) -> "Base":
         """The base without its bounds on the state."""

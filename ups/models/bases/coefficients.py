@@ -1,0 +1,317 @@
+"""The base of hidden coefficients: laws of a known form, whose coefficients differ by trajectory."""
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ups.common.progress import beat, note
+from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
+from ups_discovery.boundary import along
+from ups_discovery.equation import Equation
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import box, box_rows
+from ups_discovery.terms import Term, Terms
+
+# law and highest wave number of its fields: a flow that carries the state, or rates of its growth
+LAWS = (("constant", 0), ("carried", 3), ("growing", 2))
+MOST_ROWS, MOST_FRAMES, BLOCK = 64, 5, 16  # trajectories of a fit, frames of each, trajectories at once
+MOST_CELLS, MOST_UNKNOWNS = 1024, 120  # of a frame that are compared; of coefficients: else fewer waves
+CORRECTIONS, EM_STEPS = 3, 15
+STEPS = (1, 2, 4, 8, 16, 32)  # per frame; twice as many must not move a frame by more than SAME of its change
+SAME = 1e-3
+OF_VALUE, OF_PRODUCT, OF_INVERSE = 6e-9, 3e-11, 6e-10  # nominal seconds (`Samples.spend`)
+
+
+class Unknown(NamedTuple):
+    """A coefficient: the (channel, term) pairs that it multiplies, and whether it is a field."""
+
+    parts: tuple[tuple[int, Term], ...]
+    is_field: bool = False
+
+
+def unknowns(law: str, num_channels: int, ndim: int) -> list[Unknown]:
+    """The coefficients of a law, fields first. Raises ValueError for an unknown law."""
+    every, axes, none = range(num_channels), range(ndim), (0,) * num_channels
+
+    def power(*channels: int) -> tuple[int, ...]:
+        return tuple(channels.count(channel) for channel in every)
+
+    slopes = [[(c, (none, ((c, (axis,)),))) for c in every] for axis in axes]
+    bends = [Unknown(((c, (none, ((c, (axis, axis)),))),)) for c in every for axis in axes]
+    if law == "carried":
+        return [*(Unknown(tuple(parts), True) for parts in slopes), *bends]
+    if law == "growing":
+        fields = [Unknown(((c, (power(*[c] * n), ())),), True) for c in every for n in (0, 1)]
+        numbers = [Unknown(((c, (power(*[c] * n), ())),)) for c in every for n in (2, 3)]
+        return [*fields, *numbers, *bends]
+    if law != "constant":
+        known = ", ".join(sorted({name for name, _ in LAWS}))
+        raise ValueError(f"a base has the law {law!r:.80}; expected one of {known}. Train it again.")
+    monomials = [some for n in range(4) for some in itertools.combinations_with_replacement(every, n)]
+    terms = [
+        *(part for parts in slopes for part in parts),
+        *((c, (power(other), ((c, (axis,)),))) for c in every for other in every for axis in axes),
+        *((c, (power(*some), ())) for c in every for some in monomials),
+    ]
+    return [*(Unknown((part,)) for part in terms), *bends]
+
+
+class Coefficients(Base):
+    """s_t = sum over terms of c * term(s), by an `Equation`, with c of the trajectory, which does not change
+    in time: numbers, and fields of few waves (a flow that carries s, a rate of growth).
+
+    c has a normal distribution over trajectories, whose mean is a fit of low order in the parameters, and
+    whose moments are those of the training trajectories (empirical Bayes by expectation and maximisation:
+    Dempster, Laird and Rubin 1977). A forecast takes the mean of c given the frames that it is given: steps
+    of Gauss and Newton from the expected c, with the derivative of a frame by c at the middle of two frames,
+    and the residual of an integration with c. So c follows from frames far apart as well. From one frame it
+    is the expected one.
+
+    law, waves: of LAWS. In an `Equation` a field is a channel that is fixed.
+    """
+
+    kind = "coefficients"
+
+    def __init__(
+        self,
+        num_channels: int,
+        num_parameters: int,
+        space: Sequence[int],
+        boundary: str,
+        lengths: Sequence[float],
+        dt: float = 1.0,
+        cell: Sequence[float] = (),
+        positive: Sequence[int] = (),
+        law: str = "constant",
+        waves: int = 0,
+        num_steps: int = 1,
+        **_: Any,
+    ):
+        super().__init__()
+        ndim, grid = len(space), (space, lengths, boundary, cell)
+        self.num_channels, self.space, self.dt = num_channels, tuple(space), dt
+        self.unknowns, ends = unknowns(law, num_channels, ndim), along(boundary, ndim)
+        num_fields = self.num_fields = sum(one.is_field for one in self.unknowns)
+        modes = box_rows(box(ends, waves + 1), space, ends).flatten(0, 1)
+        modes = modes[modes.square().sum(1) > 0.5].float() * math.sqrt(math.prod(space))
+        terms, places = [], []
+        for number, one in enumerate(self.unknowns):
+            own = tuple(int(number == field) for field in range(num_fields))
+            for channel, (powers, factors) in one.parts:
+                terms.append(((*powers, *own), factors))
+                places.append((number, channel, len(terms) - 1))
+        num_all = num_channels + num_fields
+        self.equation = Equation(
+            1, num_all, space, boundary, lengths, dt, positive, terms, num_steps, is_stiff=True, cell=cell
+        )
+        self.columns = Terms([term for one in self.unknowns for _, term in one.parts], positive, *grid)
+        # where the coefficients of an `Equation` are those of fields, which are 1, and where the numbers are
+        weight = torch.zeros(len(self.unknowns), num_all, len(terms))
+        weight[tuple(torch.tensor(places).T)] = 1
+        self.size = num_fields * len(modes) + len(self.unknowns) - num_fields
+        stride = math.ceil((math.prod(space) / MOST_CELLS) ** (1 / ndim))
+        cells = torch.arange(math.prod(space)).view(*space)[(slice(None, None, stride),) * ndim].flatten()
+        for name, value in (("modes", modes), ("places", weight), ("cells", cells)):
+            self.register_buffer(name, value, persistent=False)
+        for name, value in (
+            ("mean", torch.zeros(num_channels)),
+            ("std", torch.ones(num_channels)),
+            ("unit", torch.ones(num_channels)),  # of residuals
+            ("parameter_unit", torch.ones(num_parameters)),
+            ("scale", torch.ones(self.size)),  # of coefficients
+            ("expected", torch.zeros(1 + 2 * num_parameters, self.size)),
+            ("precision", torch.eye(self.size)),  # times the variance of a residual
+        ):
+            self.register_buffer(name, value)
+
+    @property
+    def num_fitted(self) -> int:
+        return self.size
+
+    def unbounded(self) -> "Coefficients":
+        free = copy.deepcopy(self)
+        free.equation.low.fill_(-torch.inf)
+        free.equation.high.fill_(torch.inf)
+        return free
+
+    def _column(self, values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * len(self.space))
+
+    def features(self, parameters: ParameterBatch) -> Tensor:
+        """What the expected coefficients are a linear function of: 1, the parameters, and what the network
+        sees of them, which is their logarithm if all are positive."""
+        standard = parameters.standard.float()
+        raw = standard if parameters.raw is None else parameters.raw.float() / self.parameter_unit
+        return torch.cat([torch.ones_like(standard[:, :1].sum(1, keepdim=True)), raw, standard], 1)
+
+    def settled(self, u: Tensor, parameters: ParameterBatch) -> ParameterBatch:
+        """The parameters with the coefficients of their trajectories, from its frames u (batch, time, C,
+        *space)."""
+        if u.shape[1] == 1 or parameters.hidden is not None:
+            return parameters
+        s = u.float() * self._column(self.std) + self._column(self.mean)
+        j, expected = self.derivative(s), self.features(parameters) @ self.expected
+        factor, _ = torch.linalg.cholesky_ex((j @ j.mT + self.precision).double())
+        c = expected
+        for _ in range(CORRECTIONS):
+            change = (j @ self.residual(s, c)[..., None])[..., 0] - (c - expected) @ self.precision
+            c = c + torch.cholesky_solve(change.double()[..., None], factor)[..., 0].float()
+        is_finite = c.isfinite().all(1, keepdim=True)
+        return replace(parameters, hidden=torch.where(is_finite, c, expected))
+
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        c = self.settled(u, parameters).hidden
+        if c is None:
+            c = self.features(parameters) @ self.expected
+        mean, std = self._column(self.mean), self._column(self.std)
+        return (self.moved(u[:, -1].float() * std + mean, c) - mean) / std
+
+    def moved(self, s: Tensor, c: Tensor) -> Tensor:
+        """The states s (rows, C, *space) one frame later; c (rows, size), in units of `scale`."""
+        split = self.num_fields * len(self.modes)
+        fields, numbers = (c * self.scale).tensor_split([split], 1)
+        fields = fields.unflatten(1, (self.num_fields, len(self.modes))) @ self.modes
+        fixed, free = self.places.tensor_split([self.num_fields])
+        weight = fixed.sum(0) + torch.einsum("rk,kct->rct", numbers, free)
+        whole = torch.cat([s, fields.unflatten(2, self.space)], 1)
+        return self.equation.advance(whole, weight)[:, : self.num_channels]
+
+    def derivative(self, s: Tensor) -> Tensor:
+        """The change of the frames of s (rows, time, C, *space) after the first by every coefficient, (rows,
+        size, numbers), to first order in the time between them."""
+        middle = ((s[:, 1:] + s[:, :-1]) / 2).flatten(0, 1)
+        values, place, out = self.columns(middle, self.cells), 0, []
+        for one in self.unknowns:
+            column = values.new_zeros(len(middle), 1, self.num_channels, len(self.cells))
+            for channel, _ in one.parts:
+                column[:, 0, channel] = values[:, place] / self.unit[channel]
+                place += 1
+            out.append(column * self.modes[:, None, self.cells] if one.is_field else column)
+        whole = torch.cat(out, 1).flatten(2).unflatten(0, (len(s), -1)).movedim(1, 2).flatten(2)
+        return whole * self.dt * self.scale[:, None]
+
+    def residual(self, s: Tensor, c: Tensor | None) -> Tensor:
+        """What integrations with c, or persistence, lack of the frames after the first, (rows, numbers)."""
+        before, after = s[:, :-1].flatten(0, 1), s[:, 1:].flatten(0, 1)
+        if c is not None:
+            before = self.moved(before, c.repeat_interleave(s.shape[1] - 1, 0))
+        lacking = (after - before).flatten(2)[..., self.cells] / self.unit[:, None]
+        return lacking.flatten(1).unflatten(0, (len(s), -1)).flatten(1)
+
+    # ---- the fit
+
+    @classmethod
+    def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Coefficients"]:
+        """Yield a candidate for every law that can be integrated. None where nothing differs by trajectory
+        or, without several frames to read, could be known."""
+        has_context = settings["history"] > 1 and not settings["num_parameters"]
+        if not (samples.cache.is_sampled or has_context):
+            return None
+        rng = generator(samples.seed, "coefficients")
+        rows = samples.rows(None)
+        rows = rows[torch.randperm(len(rows), generator=rng)[:MOST_ROWS]]
+        s = samples.states(rows, MOST_FRAMES, rng).float()
+        parameters = samples.head.parameters_of(samples.cache, rows)
+        for law, waves in LAWS:
+            own = {**settings, "law": law, "waves": waves}
+            while (base := cls(**own)).size > MOST_UNKNOWNS and own["waves"]:
+                own["waves"] -= 1
+            if base.size > MOST_UNKNOWNS:
+                continue
+            base = base.to(samples.device)
+            note(f"{samples.name}: {base.kind}, {law}, {base.size} numbers of a trajectory")
+            samples.spend(base.work(*s.shape[:2]))
+            base.mean.copy_(samples.units.shift)
+            base.std.copy_(samples.units.scale)
+            if base.learn(s, parameters):
+                yield f"{law} coefficients, {base.size}", {**own, "num_steps": base.equation.num_steps}, base
+        return None
+
+    def work(self, count: int, num_frames: int) -> float:
+        """That of a fit to so many trajectories with two steps a frame, in nominal seconds."""
+        cells, pairs = math.prod(self.space), count * (num_frames - 1)
+        values = CORRECTIONS * pairs * 8 * cells * (len(self.unknowns) + 4) * OF_VALUE
+        products = 2 * pairs * self.num_channels * len(self.cells) * self.size**2 * OF_PRODUCT
+        return values + products + CORRECTIONS * EM_STEPS * count * self.size**3 * OF_INVERSE
+
+    @torch.no_grad()
+    def learn(self, s: Tensor, parameters: ParameterBatch) -> bool:
+        """Set the moments of the coefficients from states s (rows, time, C, *space) of trajectories. False if
+        they cannot be integrated."""
+        flat = s.transpose(0, 2).flatten(1)
+        low, high = flat.amin(1), flat.amax(1)
+        self.equation.low[: self.num_channels] = low - (high - low) / 2
+        self.equation.high[: self.num_channels] = high + (high - low) / 2
+        self.unit.copy_(s.diff(dim=1).transpose(0, 2).flatten(1).square().mean(1).sqrt().clamp_min(1e-12))
+        if parameters.raw is not None:
+            self.parameter_unit.copy_(parameters.raw.abs().amax(0).clamp_min(1e-30))
+        blocks = s.split(BLOCK)
+        squares = torch.cat([self.derivative(some).square().mean(2) for some in blocks]).mean(0)
+        self.scale.copy_(squares.clamp_min(1e-20).rsqrt())
+        derivatives = [self.derivative(some) for some in blocks]
+        moments = Moments(torch.cat([(j @ j.mT).double() for j in derivatives]), self.features(parameters))
+        c = [None] * len(blocks)
+        for number in range(CORRECTIONS):
+            right, square = [], []
+            for some, j, own in zip(blocks, derivatives, c, strict=True):
+                beat()
+                y = self.residual(some, own)
+                y = y if own is None else y + (own[:, None] @ j)[:, 0]
+                right.append((j @ y[..., None])[..., 0].double())
+                square.append(y.double().square().sum(1))
+            found = moments.step(torch.cat(right), torch.cat(square), derivatives[0].shape[2]).float()
+            if not found.isfinite().all():
+                return False
+            c = found.split(BLOCK)
+            if number == 0 and not self.set_steps(s, found):
+                return False
+        self.expected.copy_(moments.expected.float())
+        self.precision.copy_((moments.noise * torch.linalg.inv(moments.covariance)).float())
+        return True
+
+    def set_steps(self, s: Tensor, c: Tensor) -> bool:
+        """Set the number of steps per frame. Returns whether there is one."""
+        before, size, frames = s[:, 0], s.diff(dim=1).square().mean().sqrt(), None
+        for steps in (*STEPS, 2 * STEPS[-1]):
+            self.equation.num_steps, self.equation.step = steps, self.dt / steps
+            finer = self.moved(before, c)
+            if frames is not None and (finer - frames).square().mean().sqrt() <= SAME * size:
+                self.equation.num_steps, self.equation.step = steps // 2, 2 * self.dt / steps
+                return True
+            frames = finer
+        return False
+
+
+class Moments:
+    """The distribution of coefficients over trajectories, and the variance of residuals: for y = J c + noise,
+    from J J^T (rows, size, size). features (rows, F): the expected coefficients are linear in them."""
+
+    def __init__(self, products: Tensor, features: Tensor):
+        self.products, self.features = products, features.double()
+        self.inverse = torch.linalg.pinv(self.features)
+        self.identity = torch.eye(products.shape[-1]).to(products)
+        self.covariance, self.noise = self.identity, math.nan
+        self.expected = products.new_zeros(features.shape[1], len(self.identity))
+
+    def step(self, right: Tensor, square: Tensor, num_values: int) -> Tensor:
+        """The expected coefficients (rows, size) of all trajectories given J y (rows, size) and |y|^2, after
+        steps of expectation and maximisation."""
+        if math.isnan(self.noise):
+            self.noise = 0.1 * float(square.mean()) / num_values
+        for _ in range(EM_STEPS):
+            prior = torch.linalg.inv(self.covariance)
+            spread = torch.linalg.inv(self.products / self.noise + prior)
+            c = (spread @ (right / self.noise + self.features @ self.expected @ prior)[..., None])[..., 0]
+            left = square - 2 * (right * c).sum(1) + ((self.products @ c[..., None])[..., 0] * c).sum(1)
+            left = left + (self.products * spread).sum((1, 2))
+            self.noise = max(float(left.mean()) / num_values, 1e-10)
+            self.expected = self.inverse @ c
+            apart = c - self.features @ self.expected
+            self.covariance = (apart.mT @ apart + spread.sum(0)) / len(c) + 1e-9 * self.identity
+        return c
