@@ -23,7 +23,7 @@ LAYERS = [
     {"evaluation"},
     {"report"},
     {"commands", "forecaster", "forecast_band", "forecast_derivatives", "forecast_inputs"}
-    | {"forecast_measured", "forecast_xarray", "hub", "hub_client", "__main__"},
+    | {"forecast_measured", "forecast_xarray", "analysis", "inversion", "hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows
