@@ -15,7 +15,7 @@ export PYTHONSAFEPATH := 1
 export PYTHONPATH := $(HERE:%/=%)$(addprefix :,$(PYTHONPATH))
 endif
 
-VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO GRID PYTHON SHELL
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO GRID SOLVER FINE STARTS OPTIONS PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone explains them))
@@ -42,7 +42,7 @@ TRAINED := $(sort $(patsubst $(HERE)train_%.py,%,$(wildcard $(HERE)train_*.py)))
 export PYTHONUNBUFFERED := 1
 
 # Variables are checked before anything runs.
-ifneq ($(filter-out help venv test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(filter-out help venv test test-faults lint corrector leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard $(HERE)configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard $(TOPOLOGY_FILE)),,$(error no $(TOPOLOGY_FILE); expected TOPOLOGY to \
@@ -80,7 +80,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu record tune sweep profile dry-run leaderboard publish remove clean-smoke
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -128,6 +128,15 @@ $(TRAINED):
 report: FOR := --of-report
 report: $(TRAINED)            ## Evaluate on the test split: results.csv, report.html; fails if a gate fails
 	$(call stage,$@,$(PY) $(HERE)evaluate.py)
+
+CORRECTOR = $(PY) -m ups.commands.corrector_data --solver $(or $(SOLVER),$(error SOLVER is missing)) \
+  --fine $(or $(FINE),$(error FINE is missing)) --starts $(or $(STARTS),$(error STARTS is missing)) --folder data/$(RUN) $(OPTIONS)
+
+corrector: CONFIG = data/$(RUN)/$(RUN).yaml
+corrector: $(ENVIRONMENT)     ## Correct your coarse solver: make corrector SOLVER=my:coarse FINE=my:fine STARTS=my:starts RUN=mine (docs/corrector.md)
+	$(CORRECTOR)
+	$(PY) $(HERE)prepare_cache.py $(FLAGS) && $(LAUNCH) $(HERE)train_operator.py $(FLAGS)
+	$(CORRECTOR) --break-even $(RUN_DIR)
 
 smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes
 	$(PY) -m ups.commands.remove "$(RUNS)/smoke"
@@ -194,4 +203,5 @@ clean-smoke: $(ENVIRONMENT)   ## Delete run, data and caches of make smoke; fore
 ##   RUNS      folder of all runs (default: runs)
 ##   TOPOLOGY  a file of accelerate_configs/ (default: single if nvidia-smi lists a GPU, else cpu2)
 ##   STAGES    stages to train and report instead of evaluate.stages; stages without reserved trajectories are skipped
+##   OPTIONS   of make corrector: --dt, --boundary, .. (python -m ups.commands.corrector_data --help lists them)
 ##   PYTHON    an interpreter with requirements-dev.txt installed (default: make sets up .venv)

@@ -13,6 +13,14 @@ OF_MAKE = (
     "MAKEFLAGS MFLAGS MAKELEVEL CONFIG RUN RUNS ARGS TOPOLOGY STAGE STAGES TASK UPS_EXPECT_WORLD".split()
 )
 
+# of a page -> what runs in its place, with this interpreter
+WORDS = {
+    "make": f"make PYTHON={sys.executable}",
+    "python": sys.executable,
+    "accelerate": f"{sys.executable} -m accelerate.commands.accelerate_cli",
+    "ups": f"{sys.executable} -m ups",
+}
+
 
 def inherited() -> dict[str, str]:
     """The environment of a command: ups of this clone, one thread."""
@@ -41,6 +49,15 @@ def python(*words: object, **options) -> subprocess.CompletedProcess:
 
 def make(*words: object, **options) -> subprocess.CompletedProcess:
     return run("make", f"PYTHON={sys.executable}", *words, **options)
+
+
+def of_page(
+    folder: Path, command: str, timeout: float = 600, **variables: str
+) -> subprocess.CompletedProcess:
+    """A command of a page, by a shell in `folder`, from which it imports."""
+    word, _, rest = command.partition(" ")
+    own = {"PYTHONPATH": str(folder)} | variables
+    return run("sh", "-c", f"{WORDS[word]} {rest}", cwd=folder, timeout=timeout, **own)
 
 
 def wait_for(is_so: Callable[[], object], seconds: float = 60) -> bool:

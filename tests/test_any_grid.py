@@ -133,23 +133,8 @@ def test_a_labelled_box_may_have_its_axes_in_any_order(folder, model):
 
 def test_predict_writes_a_box_that_is_read_again(folder, model, tmp_path):
     file, _ = stored(folder, "cfd3d")
-    command = [
-        "--run",
-        str(folder / "tiny"),
-        "--task",
-        "cfd3d",
-        "--input",
-        str(file),
-        "--output",
-        str(tmp_path / "out.hdf5"),
-        "--frames",
-        "3",
-        "--context",
-        "1",
-        "--rows",
-        "2:4",
-    ]
-    assert predict.main(command) == 0
+    places = f"--run {folder / 'tiny'} --input {file} --output {tmp_path / 'out.hdf5'}"
+    assert predict.main(f"{places} --task cfd3d --frames 3 --context 1 --rows 2:4".split()) == 0
     u = open_data(tmp_path / "out.hdf5", "cfd3d").read(0, 2)
     start = open_data(file, "cfd3d").read(2, 4)[:, :1]
     np.testing.assert_array_equal(u[:, :1], start)

@@ -22,7 +22,14 @@ LAYERS = [
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_band", "forecast_derivatives", "forecast_inputs"}
+    {
+        "commands",
+        "forecaster",
+        "forecast_band",
+        "forecast_corrector",
+        "forecast_derivatives",
+        "forecast_inputs",
+    }
     | {"forecast_measured", "forecast_xarray", "analysis", "inversion", "hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1

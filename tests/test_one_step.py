@@ -36,7 +36,6 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
         "mean": mean.expand(shape),
         "nan": torch.where(noise > 3, torch.nan, noise),
         "dead": mean + 0.3 * scale * (whole + 0.1 * noise),
-        "one spread": mean + 0.7 * (whole + 0.1 * noise),
         "marginal": 1.3 * noise,
         "nothing": torch.zeros(shape),
     }[kind]
@@ -109,7 +108,6 @@ def test_a_known_law_replaces_the_data_in_the_spread_of_every_start():
 SPREAD = ("corrector", "ssr", 0.9, 1.1)
 OUTLIERS = ("corrector", "outlier_fraction", 0.75, 1.25)
 RANKS = ("corrector", "rank_ratio", 0.5, 2.0)
-SLOPE = ("corrector", "spread_slope", 0.9, 1.1)
 
 
 def holds(entry: Entry, model: str, figure: str, low: float | None, high: float | None) -> bool:
@@ -121,7 +119,6 @@ def holds(entry: Entry, model: str, figure: str, low: float | None, high: float 
     ("fakes", "figures"),
     [
         ({"corrector": "mean"}, [SPREAD, OUTLIERS]),
-        ({"corrector": "one spread"}, [SLOPE]),
         ({"corrector": "nan"}, [SPREAD, RANKS]),
     ],
 )

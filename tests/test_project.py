@@ -35,7 +35,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 38_375, "ups_": 7_210, "tests": 48_000, "bench": 8_590}
+MOST_LINES = {"ups": 39482, "ups_": 7_210, "tests": 48417, "bench": 8998}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -191,7 +191,8 @@ def test_help_is_the_default_and_lists_every_target():
 @needs_make
 @pytest.mark.parametrize("target", sorted(TARGETS - {"help"}))
 def test_every_target_names_files_that_exist(target, tmp_path):
-    values = "STAGE=operator TASK=burgers1d TO=elsewhere GRID=run.seed=1,2".split()
+    values = "STAGE=operator TASK=burgers1d TO=elsewhere GRID=run.seed=1,2 SOLVER=a:b FINE=a:b STARTS=a:b"
+    values = values.split()
     result = make("-n", target, *values, f"RUNS={tmp_path}")
     assert result.returncode == 0, result.stderr
     assert not list(tmp_path.iterdir())

@@ -1,14 +1,12 @@
 """The two stories of docs/own_data.md run as they are written, with fewer steps of training."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import xarray
+from commands import of_page
 from packages import PACKAGES
 
 from ups.results import load
@@ -20,27 +18,7 @@ STORIES = re.findall(
 
 
 def run(folder, command):
-    """A command or a script of the page, with this interpreter as `python` and for make."""
-    for word, place in {
-        "python ": f"{sys.executable} ",
-        "make ": f"make PYTHON={sys.executable} TOPOLOGY=cpu ",
-    }.items():
-        command = place + command.removeprefix(word) if command.startswith(word) else command
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS"))
-    }
-    done = subprocess.run(
-        command.replace("train.steps=60", "train.steps=4"),
-        shell=True,
-        cwd=folder,
-        timeout=300,
-        text=True,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        env={**kept, "OMP_NUM_THREADS": "1"},
-    )
+    done = of_page(folder, command.replace("train.steps=60", "train.steps=4"), 300, TOPOLOGY="cpu")
     assert done.returncode == 0, command + done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
 

@@ -82,25 +82,9 @@ def test_the_table_has_mean_and_spread_over_seeds_best_first_and_says_what_faile
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(sweep, "train", fake_train)
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "sweep",
-            "--config",
-            str(ROOT / "configs" / "smoke.yaml"),
-            "--run",
-            "mine",
-            "--runs",
-            str(tmp_path),
-            "--seeds",
-            "0 1",
-            "--args",
-            "",
-            "--",
-            "operator.model.depth=1,2",
-        ],
-    )
+    of_run = f"sweep --config {ROOT / 'configs' / 'smoke.yaml'} --run mine --runs {tmp_path}".split()
+    grid = ["--seeds", "0 1", "--args", "", "--", "operator.model.depth=1,2"]
+    monkeypatch.setattr(sys, "argv", [*of_run, *grid])
     assert sweep.main() == 1
     out = capsys.readouterr()
     assert "1 of 4 runs failed: mine-" in out.err

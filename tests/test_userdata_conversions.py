@@ -194,7 +194,7 @@ def test_names_in_printed_lines_are_text(tmp_path, monkeypatch, name):
         node.func.attr
         for node in ast.walk(ast.parse(code))
         if isinstance(node, ast.Call) and hasattr(node.func, "attr")
-    } == {"load", "fullmatch", "savez", "stack"}
+    } == {"open_store", "names", "whole", "fullmatch", "savez", "stack"}
     assert converted(path, monkeypatch)[2].shape[3:] == (X, Y)
 
 

@@ -365,25 +365,15 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         u = file["u"][:]
         file["u"][:, 4:] = np.nan  # not known yet
-    arguments = [
-        "--run",
-        "none",
-        "--task",
-        "heat",
-        "--input",
-        str(tmp_path / "heat.h5"),
-        "--output",
-        str(tmp_path / "out.h5"),
-        "--rows",
-        "2:4",
-    ]
-    assert predict.main([*arguments, "--context", "4", "--frames", "4"]) == 0
+    places = f"--input {tmp_path / 'heat.h5'} --output {tmp_path / 'out.h5'}"
+    arguments = f"--run none --task heat {places} --rows 2:4 --context 4 --frames".split()
+    assert predict.main([*arguments, "4"]) == 0
     with h5py.File(tmp_path / "out.h5") as file, h5py.File(tmp_path / "heat.h5") as given:
         assert np.abs(file["u"][:] - u[2:4, 3:]).max() < 1e-4
         assert np.allclose(file["f"][:], given["f"][2:4, 3:])
     (tmp_path / "out.h5").unlink()
     with pytest.raises(ValueError, match="holds the forcing f of 8 frames; expected 9"):
-        predict.main([*arguments, "--context", "4", "--frames", "5"])
+        predict.main([*arguments, "5"])
 
 
 # ---------------------------------------------------------------- declarations

@@ -103,24 +103,8 @@ def test_predict_writes_values_of_the_file_in_float64(tmp_path, monkeypatch):
     operator.record = {"model_sha256": "0"}
     monkeypatch.setattr(predict.ups, "load", lambda *_: Forecaster(operator))
     out = tmp_path / "out.h5"
-    predict.main(
-        [
-            "--run",
-            str(tmp_path),
-            "--task",
-            "ks",
-            "--input",
-            str(tmp_path / "a" / "a.h5"),
-            "--output",
-            str(out),
-            "--rows",
-            "0:2",
-            "--context",
-            "1",
-            "--frames",
-            "3",
-        ]
-    )
+    places = f"--run {tmp_path} --input {tmp_path / 'a' / 'a.h5'} --output {out}"
+    predict.main(f"{places} --task ks --rows 0:2 --context 1 --frames 3".split())
     with h5py.File(out) as file:
         assert file["u"].dtype == np.float64
         assert np.sqrt(np.square(file["u"][:] - u[:2, :4]).mean()) < 1e-3 * SIZE

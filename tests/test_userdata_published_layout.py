@@ -1,16 +1,14 @@
 """User data: the example of docs/own_data.md works as written; every refusal leads to what works."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import of_page
 from packages import PACKAGES
 
 import prepare_data
@@ -43,42 +41,21 @@ def clone(tmp_path):
     return tmp_path
 
 
-def run(folder, command):
-    """A command of the page, with this interpreter as `python` and for make."""
-    words = command.split(maxsplit=1)
-    words[0] = {"make": f"make PYTHON={sys.executable}", "python": sys.executable}[words[0]]
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS"))
-    }
-    return subprocess.run(
-        " ".join(words),
-        shell=True,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-    )
-
-
 def test_the_example_of_user_data_is_refused_without_files_then_read_described_and_checked(clone):
     commands = re.findall(r"`((?:make|python) [^`\n]+)`", SECTION)
     assert commands[:2] == ["python prepare_data.py --describe my/ks.h5", "python my_data.py"]
-    refused = run(clone, "python prepare_data.py --config my_data.yaml")
+    refused = of_page(clone, "python prepare_data.py --config my_data.yaml")
     assert (
         refused.returncode != 0 and "task.ks.files: no file fits 'my/*.h5'; expected yours" in refused.stderr
     )
-    written = run(clone, commands[1])
+    written = of_page(clone, commands[1])
     assert written.returncode == 0, written.stderr
     before = (clone / "my/ks.h5").read_bytes()
-    taken = run(clone, "python prepare_data.py --config my_data.yaml")
+    taken = of_page(clone, "python prepare_data.py --config my_data.yaml")
     assert "my/ks.h5: yours, 80 trajectories of ks" in taken.stdout, taken.stderr
-    examined = run(clone, "python prepare_data.py --config my_data.yaml --doctor")
+    examined = of_page(clone, "python prepare_data.py --config my_data.yaml --doctor")
     assert examined.returncode == 0 and "my/ks.h5: OK\n" in examined.stdout, examined.stdout
-    described = yaml.safe_load(run(clone, commands[0]).stdout)["task"]["ks"]
+    described = yaml.safe_load(of_page(clone, commands[0]).stdout)["task"]["ks"]
     settings = yaml.safe_load(block("yaml"))["task"]["ks"]
     assert (described["layout"], described["boundary"]) == (settings["layout"], settings["boundary"])
     assert (clone / "my/ks.h5").read_bytes() == before

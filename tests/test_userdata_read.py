@@ -368,23 +368,28 @@ def test_a_well_file_says_all_of_itself(tmp_path):
         assert config.spec("ks").parameters == () and config.spec("ks").boundary == "periodic,no_flux"
 
 
+def written(path, source, found):
+    """The trajectories of a file to which what was read of `source` is written."""
+    num, frames = found.shape[:2]
+    write_user_file(
+        path,
+        source.task,
+        lambda indices: found[indices],
+        num,
+        frames,
+        source.space,
+        chunk=7,
+        times=source.dt * np.arange(frames),
+        parameters=source.parameters,
+    )
+    return open_user_files(source.task, [path])
+
+
 def test_what_is_written_is_read_again(tmp_path):
     u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1), waves((N, T, X, Y), 2)], -1)
     well_file(tmp_path / "a.h5", u, v)
-    config, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
-    task = config.spec("ks")
-    write_user_file(
-        tmp_path / "b.hdf5",
-        task,
-        lambda indices: found[indices],
-        N,
-        T,
-        (X, Y),
-        chunk=4,
-        times=DT * np.arange(T),
-        parameters=source.parameters,
-    )
-    again = open_user_files(task, [tmp_path / "b.hdf5"])
+    _, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
+    again = written(tmp_path / "b.hdf5", source, found)
     assert np.array_equal(again.read(0, N), found) and again.dt == pytest.approx(DT)
     assert np.array_equal(again.parameters, source.parameters)
 
@@ -393,18 +398,7 @@ def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
     write(tmp_path / "a.h5", u=waves(), attr_every=DT)
     config, source, found = read(tmp_path, section(tmp_path, dt="every"))
     assert source.dt == DT and config.task["ks"].times == "@every"
-    write_user_file(
-        tmp_path / "b.hdf5",
-        config.spec("ks"),
-        lambda indices: found[indices],
-        N,
-        T,
-        (X,),
-        chunk=4,
-        times=DT * np.arange(T),
-        parameters=source.parameters,
-    )
-    assert open_user_files(config.spec("ks"), [tmp_path / "b.hdf5"]).dt == DT
+    assert written(tmp_path / "b.hdf5", source, found).dt == DT
     write(tmp_path / "c.h5", u=waves(), attr_every=2 * DT)
     with pytest.raises(ValueError, match="frames of .*c.h5 are 1 apart; expected 0.5"):
         read(tmp_path, section(tmp_path, dt="every"))
@@ -491,18 +485,7 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_dropped(tmp_path):
         turned = int(name == "falling")  # the last cell that is stored is the first one then
         assert config.task["ks"].domain["x"] == [turned, X + turned]
         assert np.array_equal(found[:, :, 0], np.roll(u, -turned, 2))
-        write_user_file(
-            tmp_path / "w.hdf5",
-            config.spec("ks"),
-            lambda indices, u=found: u[indices],
-            20,
-            T,
-            (X, Y),
-            chunk=7,
-            times=DT * np.arange(T),
-            parameters=source.parameters,
-        )
-        assert np.array_equal(open_user_files(config.spec("ks"), [tmp_path / "w.hdf5"]).read(0, 20), found)
+        assert np.array_equal(written(tmp_path / "w.hdf5", source, found).read(0, 20), found)
         (tmp_path / "w.hdf5").unlink()
     with pytest.raises(
         ValueError, match="task.ks.repeated: it is .*; expected a list of periodic axes, of x"

@@ -50,6 +50,9 @@ def test_terms_whose_derivatives_all_move_are_plain():
 def test_powers_and_their_products_have_no_bias_by_noise():
     s = torch.linspace(-1, 2, 64, dtype=torch.float64).expand(40, 1, 64)
     form = of_film(s[None], 0.5)
+    exact = torch.stack(
+        [form.tested(one, power_without_noise(s, one.powers, 0 * form.sigma)) for one in form.plain.values()]
+    )
     draws = []
     for seed in range(200):
         loud = s + 0.5 * torch.randn(s.shape, generator=generator(seed, "noise"), dtype=s.dtype)
@@ -63,12 +66,6 @@ def test_powers_and_their_products_have_no_bias_by_noise():
             ]
         )
         mine = form.noise_of_plain(loud).sum(0)[: len(columns), : len(columns)]
-        exact = torch.stack(
-            [
-                form.tested(one, power_without_noise(s, one.powers, 0 * form.sigma))
-                for one in form.plain.values()
-            ]
-        )
         draws.append(
             ((columns @ columns.mT - mine) - exact @ exact.mT, columns @ columns.mT - exact @ exact.mT)
         )

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     import torch
 
     from ups.analysis import Analysis
+    from ups.forecast_corrector import StepCorrector
     from ups.forecaster import Forecaster
     from ups.inversion import Inversion
 
-__all__ = ["assimilate", "invert", "load", "push"]
+__all__ = ["assimilate", "corrector", "invert", "load", "push"]
 __version__ = "0.1.0"
 
 
@@ -38,6 +39,24 @@ def load(
     from ups.forecaster import Forecaster
 
     return Forecaster.load(folder, device, solvers)
+
+
+def corrector(
+    folder: "str | Path",
+    step: "Callable[..., Any]",
+    task: str | None = None,
+    check: "Callable[[Any, Any, Any], Any] | None" = None,
+) -> "StepCorrector":
+    """u_next = correct(u, dt, t=.., parameters=..): your own step, corrected, in your own loop.
+
+    folder: of a run whose base is this step (`make corrector`). task: needed if there are several. check:
+    your own condition on (u, step's result, corrected result), each (batch, channel, *space): True, or one
+    value for each state, where the corrected one may be used. See `ups.forecast_corrector`.
+    """
+    from ups.forecast_corrector import Everywhere, StepCorrector
+    from ups.forecaster import Forecaster
+
+    return StepCorrector(Forecaster.load(folder, solvers=Everywhere({"": step})), step, task, check)
 
 
 def push(folder: "str | Path", name: str) -> str:

@@ -78,18 +78,18 @@ def laplace(
     def cost(theta: Tensor) -> Tensor:
         return (off(theta).square().sum(1) + theta.square().sum(1)).nan_to_num(nan=math.inf)
 
-    is_converged = False
+    is_converged = is_still = False
     for number in range(NUM_STEPS + 1):
         j = tangent(h, theta) / noise
         factor = torch.linalg.cholesky(j @ j.mT + one)
-        if is_converged or number == NUM_STEPS:
+        if is_converged or is_still or number == NUM_STEPS:
             break
         gradient = j @ off(theta[None])[0] - theta
         step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
         candidates = theta + HALVES.to(y)[:, None] * step
         costs = cost(torch.cat([theta[None], candidates]))
         best = int(costs.argmin())
-        is_converged = best == 0 or float(gradient @ step) < CONVERGED**2
+        is_converged, is_still = float(gradient @ step) < CONVERGED**2, best == 0
         theta = theta if best == 0 else candidates[best - 1]
     misfit = float(off(theta[None]).square().mean().sqrt())
     is_converged = is_converged and math.isfinite(misfit)

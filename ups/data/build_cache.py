@@ -145,7 +145,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                 # after the check for values that were never written
                 if found := suspects(sources[0], extremes):
                     raise ValueError(
-                        f"{found[0].where}: {found[0].what}; expected values of the field. "
+                        f"{sources[0].path}: {found[0].what}; expected values of the field. "
                         f"To do: {found[0].do}."
                     )
                 if file_identity(paths) != files:

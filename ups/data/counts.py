@@ -121,16 +121,16 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             "error",
             f"{key}.reserve {settings.reserve:g} leaves the operator none of "
             f"{num_train} training initial conditions; expected at least 1",
-            key,
             f"lower {key}.reserve or add trajectories",
+            where=key,
         )
     if settings.reserve and initial["reserved"] < MIN_RESERVED:
         yield Finding(
             "error",
             f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of {num_train} training "
             f"initial conditions for the stages after the operator; expected at least {MIN_RESERVED}",
-            key,
             f"raise {key}.reserve, set it to 0, or add trajectories",
+            where=key,
         )
     if not task.is_steady and most_calls(settings, counts.num_frames) < 1:
         yield Finding(
@@ -138,33 +138,33 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             f"{counts.num_frames} frames hold no training window; expected at least "
             f"{settings.train_from + history + settings.bundle}: {key}.train_from "
             f"{settings.train_from} + history {history} + bundle {settings.bundle}",
-            key,
             "keep more frames or lower one of these",
+            where=key,
         )
     if not task.is_steady and not history <= context < counts.num_frames:
         yield Finding(
             "error",
             f"evaluate.context_frames is {context}; expected at least {key}.history "
             f"{history} and fewer than the {counts.num_frames} frames of {task_name}",
-            key,
             f"change it, {key}.history or {key}.num_frames",
+            where=key,
         )
     if counts.untrained:
         yield Finding(
             "error",
             f"{len(counts.untrained)} parameter value(s) of {task_name} have no trajectory in training "
             f"(first: number {counts.untrained[0]}); expected at least 1 of each",
-            key,
             f"add trajectories, lower {key}.reserve, data.val_fraction or data.test_fraction, or "
             f"leave that value out",
+            where=key,
         )
     for what, num in counts.gated.items():
         if num < least:
             yield Finding(
                 "warning",
                 too_few_gated(what, num, least, config.evaluate.split),
-                key,
                 advice_for_gates(config, task_name, counts, what),
+                where=key,
             )
 
 
@@ -205,7 +205,7 @@ def count_findings(config: Config, tasks: Sequence[str], opened: Trajectories | 
                 config, name, count_data(config, name, opened if name == tasks[0] else None)
             )
         except ValueError as error:
-            found.append(Finding("error", str(error).rstrip("."), f"task.{name}", ""))
+            found.append(Finding("error", str(error).rstrip("."), where=f"task.{name}"))
     return found
 
 

@@ -62,14 +62,14 @@ def examine(
             data = declared[task]() if is_declared else open_data(path, task)
             scan = scan_file(data)
         except (ValueError, OSError) as error:
-            yield path, [Finding("error", str(error).rstrip("."), str(path), "")]
+            yield path, [Finding("error", str(error).rstrip("."))]
             continue
-        found = [Finding("info", note, str(path), "nothing") for note in data.notes]
+        found = [Finding("info", note, "nothing") for note in data.notes]
         try:
             split = _split_of_rows(data, task, is_declared, val_fraction, test_fraction)
         except ValueError as error:
             split = ["train"] * data.num_trajectories
-            found.append(Finding("error", str(error).rstrip("."), str(path), ""))
+            found.append(Finding("error", str(error).rstrip(".")))
         # without the findings that say the same of the whole task
         found += [
             one for one in checks.pop(task, lambda _: ())(data) if one.what not in {f.what for f in found}
@@ -83,13 +83,11 @@ def examine(
         found += [*check_facts(data, scan), *check_rows(scan, leaks, first, task, is_declared)]
         frames.setdefault(task, []).append((np.concatenate(scan.frames), split))
         if not leaks and (shared := _shared_frames(frames[task])):
-            found.append(Finding("error", f"{shared}, so test results are too good", str(path), REMEDY))
+            found.append(Finding("error", f"{shared}, so test results are too good", REMEDY))
         if not any(finding.severity == "error" for finding in found):
             found += check_wall_noise(data)
         found += suspects(data, scan.extremes)
-        found += [
-            Finding("info", what, str(path), "nothing") for what in mask_words(data.mask, data.task.channels)
-        ]
+        found += [Finding("info", what, "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
             found += [*check_rounding(data), *check_noise(data)]
         others = [other.name for other, _, _ in first if other != path]
@@ -98,7 +96,6 @@ def examine(
                 Finding(
                     "info",
                     f"{len(others)} initial conditions are those of {others[0]} too",
-                    f"{path}",
                     "nothing: the split is by index, so they are in the same split of both files",
                 )
             )
@@ -111,7 +108,7 @@ def report(path: Path, findings: list[Finding]) -> str:
     verdict = VERDICTS[findings[0].severity if findings else "info"]
     lines = [f"{path}: {verdict if all(file.exists() for file in parts_of(path)) else 'missing'}"]
     for finding in findings:
-        where = f" [{finding.where}]" if finding.where != str(path) else ""
+        where = f" [{finding.where}]" if finding.where else ""
         advice = f" To do: {finding.do}." if finding.do else ""
         lines.append(f"  {finding.severity:<7} {finding.what}{where}.{advice}")
     return "\n".join(lines)

@@ -82,17 +82,16 @@ def check_rows(
     ):
         if rows:
             listed = f"{', '.join(map(str, rows[:NUM_LISTED]))}{', ..' * (len(rows) > NUM_LISTED)}"
-            yield Finding(severity, f"{len(rows)} {what}", f"trajectories {listed}", do)
+            yield Finding(severity, f"{len(rows)} {what}", do, where=f"trajectories {listed}")
 
 
 def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
     """Disagreements of file name, attributes and numbers, and the task's own checks."""
-    task, where, named = data.task, str(data.path), data.task.parameter_in(data.path.name)
+    task, named = data.task, data.task.parameter_in(data.path.name)
     if named is not None and not np.isclose(named, data.parameter, rtol=1e-4, atol=0):
         yield Finding(
             "error",
             f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
-            where,
             "find out which is true and correct the other",
         )
     for name, value in _stated_numbers(data).items():
@@ -101,7 +100,6 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"the file says {name} = {value:g}, and {task.name} has {wanted:g}",
-                where,
                 "name the right task in data.tasks, or correct the file",
             )
     median = float(np.median(np.max(scan.mean_changes, 1))) if scan.mean_changes else 0.0
@@ -110,14 +108,12 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             "error",
             f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
             "this is another equation, such as reacdiff1d, or an open boundary",
-            where,
             "name the right task in data.tasks",
         )
     if scan.frozen_fraction > FROZEN_FRACTION:
         yield Finding(
             "info",
             f"{scan.frozen_fraction:.0%} of the frames equal the one before",
-            where,
             "nothing if the field has come to rest; persistence will look good, so compare with it",
         )
     yield from _check_still_cells(data, scan)
@@ -137,7 +133,6 @@ def _check_still_cells(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             yield Finding(
                 "info",
                 f"{fraction:.0%} of the cells of {name} hold one number in every frame of every trajectory",
-                str(data.path),
                 "nothing if these are walls, solids or land; else they were never written",
             )
 
@@ -155,7 +150,6 @@ def check_domain(data: Trajectories) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to {high:g}",
-                str(data.path),
                 "declare the file in a section of its own (python -m ups describe), which takes its domain",
             )
 
@@ -177,7 +171,7 @@ def _stated_numbers(data: Trajectories) -> dict[str, float]:
 
 def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
     """Whether a file with a published name is the published file, by its MD5."""
-    name, where, published = data.path.name, str(data.path), data.task.published
+    name, published = data.path.name, data.task.published
     if SETTINGS in data.attributes or name not in published:
         return
     md5 = md5_of(data.path) if hash_all or data.path.stat().st_size <= MD5_BYTES else None
@@ -185,22 +179,18 @@ def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
         yield Finding(
             "info",
             "the MD5 was not compared with the published one",
-            where,
             "add --md5 to do so (reads the file again)",
         )
     elif md5 == published[name][1]:
-        yield Finding("info", "the MD5 is the published one", where, "nothing")
+        yield Finding("info", "the MD5 is the published one", "nothing")
     else:
         what, old = f"the MD5 {md5} is not the published {published[name][1]}", edition(name, md5)
         yield (
             Finding(
-                "error",
-                f"{what}. {old.rstrip('. ')}",
-                where,
-                f"delete it and run `{make_target('data')}` again",
+                "error", f"{what}. {old.rstrip('. ')}", f"delete it and run `{make_target('data')}` again"
             )
             if old
-            else Finding("warning", what, where, "make sure you know where it comes from")
+            else Finding("warning", what, "make sure you know where it comes from")
         )
 
 
@@ -227,7 +217,6 @@ def check_rounding(data: Trajectories) -> Iterator[Finding]:
                 "error" if fraction > 10 * MAX_ROUNDING else "warning",
                 f"{fraction:.0%} of the variation of {name} is rounding: its mean {mean:.6g} is "
                 f"{abs(mean) / std:.2g} times its variation, and {cause} in float32",
-                str(data.path),
                 do,
             )
 
@@ -254,7 +243,6 @@ def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
             "warning",
             f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
             f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation",
-            str(data.path),
             "look at the boundary condition and the time step of the solver that made it",
         )
 
@@ -270,6 +258,5 @@ def check_noise(data: Trajectories) -> Iterator[Finding]:
         yield Finding(
             "info" if fraction < QUIET_NOISE else "caution",
             f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",
-            str(data.path),
             "nothing: equations are fitted to allow for it, and the report states errors without it too",
         )

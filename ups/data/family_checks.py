@@ -28,7 +28,6 @@ def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
             "error",
             f"the field moves at twice beta (relative error {double:.2g}, at beta "
             f"{right:.2g}): the withdrawn first edition (PDEBench issue 46)",
-            str(data.path),
             f"delete it and run `{make_target('data')}`",
         )
 
@@ -55,7 +54,6 @@ def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
             "error",
             "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
             "flux (PDEBench issue 51)",
-            str(data.path),
             f"delete it and run `{make_target('data')}`",
         )
 
@@ -67,14 +65,13 @@ def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
     space = tuple(range(2, u.ndim - 1))
     if (u[:, :, :2] <= 0).any():
         wrong = rows[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()
-        yield Finding("error", "a density or pressure is not positive", f"trajectories {wrong}", REMEDY)
+        yield Finding("error", "a density or pressure is not positive", REMEDY, where=f"trajectories {wrong}")
     mass = u[:, :, 0].mean(space, dtype=np.float64)
     moved = float(np.median(np.abs(mass / mass[:, :1] - 1).max(1)))
     if data.task.conserved and moved > MAX_MASS_CHANGE:
         yield Finding(
             "error",
             f"the mass moves by {moved:.2g} of itself, and {data.task.name} conserves it: another boundary",
-            str(data.path),
             "name the right task in data.tasks",
         )
 
@@ -89,7 +86,6 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"the coefficient falls to {float(a.min()):g}; expected it positive",
-            str(data.path),
             "write a, not its logarithm, to the array nu",
         )
         return
@@ -100,7 +96,6 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
             "warning",
             f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not yet "
             "steady, as published files are (a relaxation stopped at t = 1.75), or of another equation",
-            str(data.path),
             REMEDY,
         )
 
@@ -117,7 +112,6 @@ def is_incompressible(data: Any, scan: Any) -> Iterator[Finding]:
             "error",
             f"the velocity has a divergence of {ratio:.2g} of its gradient, and the flow "
             "is incompressible: its components or axes are exchanged, or it is another",
-            str(data.path),
             "write velocity as (trajectory, time, x, y, component), Vx first",
         )
 
@@ -129,7 +123,6 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
             "warning",
             f"{scan.frozen_fraction:.0%} of the frames equal the one before: the reaction "
             "is missing, as in the published files (PDEBench issue 94)",
-            str(data.path),
             REMEDY,
         )
     if scan.mean_changes and (median := float(np.median(scan.mean_changes))) < MIN_MEAN_CHANGE:
@@ -137,7 +130,6 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
             "warning",
             f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
             "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d",
-            str(data.path),
             f"name the right task in data.tasks; if it is the right one, {REMEDY}",
         )
 

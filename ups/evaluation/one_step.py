@@ -27,7 +27,6 @@ KEPT = (  # of the scores of one step
     "coverage_90",
     "rank_ratio",
     "outlier_fraction",
-    "spread_slope",
     "nonfinite_trajectories",
 )
 KEPT_BY_START = ("ssr", "coverage_90")

@@ -20,7 +20,7 @@ SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
 
 
 def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: RanksOfRun) -> Tensor:
-    """Set the silent waves, and return the power of residuals by shell as (mean, standard error) (2,
+    """Set the silent waves, and return the `WaveLimits.moments` of residuals as (mean, standard error) (2, 3,
     channels, shells). A collective."""
 
     def state_power(number: int) -> Tensor:
@@ -28,23 +28,24 @@ def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int,
         return limits.power(_field(source, source.prediction(tokens) + r)).sum(0)
 
     def residual_moments(number: int) -> Tensor:
-        return _moments(limits.power_by_shell(_field(source, _batch(source, seed, number)[0])))
+        r, tokens, _ = _batch(source, seed, number)
+        return _moments(limits.moments(_field(source, source.prediction(tokens)), _field(source, r)))
 
     limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
-    shape = (2, *limits.gains.shape[2:])
+    shape = (2, 3, *limits.gains.shape[3:])
     return _mean_and_error(_total(source, shape, residual_moments, RESIDUAL_BATCHES, ranks), RESIDUAL_BATCHES)
 
 
 def fit_gains(
     samplers: Mapping[str, Sampler],
     source: TransientResiduals,
-    residual_power: Tensor,
+    residual_moments: Tensor,
     seed: int,
     ranks: RanksOfRun,
     is_sampled: bool = False,
 ) -> None:
     """Set the gains of a task's head, for observed states or, with is_sampled, for states with the head's
-    `sample_error`. residual_power: of `measure_residuals`. A collective."""
+    `sample_error`. residual_moments: of `measure_residuals`. A collective."""
     each = list(samplers.values())
     head = each[0].network.heads[source.name]
     limits, size = head.limits, head.sample_error if is_sampled else 0.0
@@ -57,13 +58,14 @@ def fit_gains(
         samples = [
             sampler.residual(source, tokens, facts, noise, second, is_limited=False) for sampler in each
         ]
-        return torch.stack([_moments(limits.power_by_shell(_field(source, sample))) for sample in samples])
+        w_pred = _field(source, source.prediction(tokens))
+        return torch.stack([_moments(limits.moments(w_pred, _field(source, sample))) for sample in samples])
 
-    shape = (len(each), 2, *limits.gains.shape[2:])
+    shape = (len(each), 2, 3, *limits.gains.shape[3:])
     totals = _total(source, shape, sample_moments, SAMPLE_BATCHES, ranks)
     for sampler, sums in zip(each, totals, strict=True):
-        power = _mean_and_error(sums, SAMPLE_BATCHES)
-        limits.set_gains(residual_power, power, sampler.evaluations, is_sampled)
+        moments = _mean_and_error(sums, SAMPLE_BATCHES)
+        limits.set_gains(residual_moments, moments, sampler.evaluations, is_sampled)
 
 
 def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,9 +79,9 @@ def _field(source: TransientResiduals, r: Tensor) -> Tensor:
     return source.decode(r).flatten(1, 2)
 
 
-def _moments(power: Tensor) -> Tensor:
-    """Sums over rows of a power and of its square (2, ...)."""
-    return torch.stack([power.sum(0), power.square().sum(0)])
+def _moments(values: Tensor) -> Tensor:
+    """Sums over rows of values and of their squares (2, ...)."""
+    return torch.stack([values.sum(0), values.square().sum(0)])
 
 
 def _mean_and_error(sums: Tensor, batches: int) -> Tensor:

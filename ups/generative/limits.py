@@ -1,14 +1,15 @@
 """Limits on samples by wave number, so that samples have no noise where the data have none.
 
-    r_hat(k) <- gain(|k|) r_hat(k),   gain = sqrt(power of residuals / power of samples) at the same states
+    r_hat(k) <- pull(|k|) w_pred_hat(k) + gain(|k|) r_hat(k)
     w_pred + r has no energy in silent waves, which no training state has
 
 A network's sample has an error of a few percent of the residual. Spread over all waves, that is many times
-the energy of a smooth residual in short waves, or in a mean that the equation conserves. Gains by shell of
-|k| and silent waves are measured at the end of a stage on its training residuals
-(ups/generative/fit_limits.py) and are stored with its weights. Waves are those of the field, because waves
-of the tokens would have jumps at the edges of patches. Along walls they are those of
-`ups_discovery.spectral.FieldTransform`.
+the energy of a smooth residual in short waves, or in a mean that the equation conserves. And where a
+prediction has too much energy, the residual takes it away, but a sample that is independent of the prediction
+adds to it. With pull and gain, power and product with the prediction are those of residuals at the same
+states. They are measured by shell of |k|, and silent waves by wave, on a stage's training residuals
+(ups/generative/fit_limits.py). Waves are those of the field, because waves of the tokens would have jumps at
+the edges of patches; along walls those of `ups_discovery.spectral.FieldTransform`.
 """
 
 import torch
@@ -18,7 +19,7 @@ from ups.metrics.spectra import ROUNDING
 from ups_discovery.boundary import DIRICHLET, along
 from ups_discovery.spectral import FieldTransform
 
-CHANCE = 3.0  # standard errors; a gain is 1 unless the powers differ by more
+CHANCE = 3.0  # standard errors; a gain is 1 and a pull 0 unless the moments differ by more
 TINY = 1e-30
 LARGEST = 2.0  # gain: waves that samples hardly have are not amplified without bound
 SECOND = (0, 2)  # evaluations of the samplers with the second row of gains
@@ -28,9 +29,9 @@ SETS = 2  # of gains: for observed states and for sampled ones
 class WaveLimits(nn.Module):
     """The limits of one task, for fields (batch, channels, *space) with the frames of a call as channels.
 
-    gains (2, SETS, channels, shells): the first row for one evaluation or the probability flow, the second
-    for two evaluations or Gaussian waves, of which no network has both. is_silent: (channels, waves). A new
-    object limits nothing.
+    gains (2, SETS, 2, channels, shells), (pull, gain) on the third axis: the first row for one evaluation or
+    the probability flow, the second for two evaluations or Gaussian waves, of which no network has both.
+    is_silent: (channels, waves). A new object limits nothing.
     """
 
     def __init__(self, channels: int, *space: int, boundary: str):
@@ -38,25 +39,29 @@ class WaveLimits(nn.Module):
         self.transform = FieldTransform(space, boundary)
         shells = wave_numbers(self.transform, boundary).floor().long()
         self.register_buffer("shells", shells, persistent=False)
-        self.register_buffer("gains", torch.ones(2, SETS, channels, int(shells.max()) + 1))
+        nothing = torch.tensor([0.0, 1.0]).view(2, 1, 1)
+        self.register_buffer("gains", nothing.repeat(2, SETS, 1, channels, int(shells.max()) + 1))
         self.register_buffer("is_silent", torch.zeros(channels, self.transform.modes, dtype=torch.bool))
 
     def forward(self, w_pred: Tensor, r: Tensor, evaluations: int | None, is_sampled: Tensor) -> Tensor:
         """r (batch, channels, *space) within the limits. w_pred: the prediction; evaluations: as in
         `SAMPLERS`; is_sampled (batch,): whether the input state is a sample."""
-        gain = self.gains[int(evaluations in SECOND)][is_sampled.long()][..., self.shells]
-        r_hat = torch.where(self.is_silent, -self.transform(w_pred), gain * self.transform(r))
-        return self.transform.inverse(r_hat)
+        gains = self.gains[int(evaluations in SECOND)][is_sampled.long()][..., self.shells]
+        w_hat = self.transform(w_pred)
+        r_hat = gains[:, 0] * w_hat + gains[:, 1] * self.transform(r)
+        return self.transform.inverse(torch.where(self.is_silent, -w_hat, r_hat))
 
     def power(self, w: Tensor) -> Tensor:
         """Power of fields w (n, channels, *space) by wave, in float64: (n, channels, waves)."""
         return self.transform(w.double()).abs().square()
 
-    def power_by_shell(self, w: Tensor) -> Tensor:
-        """The same by shell, (n, channels, shells), without the silent waves."""
-        power = torch.where(self.is_silent, 0.0, self.power(w))
-        total = power.new_zeros(*power.shape[:2], self.gains.shape[-1])
-        return total.index_add_(2, self.shells, power)
+    def moments(self, w_pred: Tensor, r: Tensor) -> Tensor:
+        """(n, 3, channels, shells), without the silent waves: power of the prediction, its product with r,
+        and power of r."""
+        w_hat, r_hat = self.transform(w_pred.double()), self.transform(r.double())
+        product = torch.stack([w_hat.abs().square(), (w_hat.conj() * r_hat).real, r_hat.abs().square()], 1)
+        total = product.new_zeros(*product.shape[:3], self.gains.shape[-1])
+        return total.index_add_(3, self.shells, torch.where(self.is_silent, 0.0, product))
 
     @torch.no_grad()
     def set_silent(self, power: Tensor) -> None:
@@ -65,17 +70,22 @@ class WaveLimits(nn.Module):
         self.is_silent.copy_(power <= ROUNDING * power.sum(1, keepdim=True))
 
     @torch.no_grad()
-    def set_gains(
-        self, power: Tensor, sample_power: Tensor, evaluations: int | None, is_sampled: bool
-    ) -> None:
-        """Set the gains from the powers by shell of residuals and of samples at the same states, each (mean,
-        standard error) (2, channels, shells). Gains of observed states also apply to sampled ones until those
-        are measured."""
-        mean, sample_mean = power[0].clamp_min(TINY), sample_power[0].clamp_min(TINY)
-        error = ((power[1] / mean).square() + (sample_power[1] / sample_mean).square()).sqrt()
-        is_equal = (sample_mean / mean).log().abs() <= CHANCE * error
-        gain = (mean / sample_mean).sqrt().clamp_max(LARGEST)
-        self.gains[int(evaluations in SECOND), int(is_sampled) :] = torch.where(is_equal, 1.0, gain)
+    def set_gains(self, exact: Tensor, sampled: Tensor, evaluations: int | None, is_sampled: bool) -> None:
+        """Set pulls and gains from the `moments` of residuals and of samples at the same states, each (mean,
+        standard error) (2, 3, channels, shells). Those of observed states also apply to sampled ones until
+        those are measured."""
+        (power, product, energy), (_, product_error, energy_error) = exact
+        (own_power, own_product, own_energy), (_, own_product_error, own_error) = sampled
+        slope, own_slope = product / power.clamp_min(TINY), own_product / own_power.clamp_min(TINY)
+        rest, own_rest = energy - slope * product, own_energy - own_slope * own_product
+        energy, own_energy = energy.clamp_min(TINY), own_energy.clamp_min(TINY)
+        error = ((energy_error / energy).square() + (own_error / own_energy).square()).sqrt()
+        ratio = rest.clamp_min(TINY) / own_rest.clamp_min(TINY)
+        gain = torch.where(ratio.log().abs() <= CHANCE * error, 1.0, ratio.sqrt().clamp_max(LARGEST))
+        pull = slope - gain * own_slope
+        error = (product_error.square() + (gain * own_product_error).square()).sqrt() / power.clamp_min(TINY)
+        pull = torch.where(pull.abs() <= CHANCE * error, 0.0, pull)
+        self.gains[int(evaluations in SECOND), int(is_sampled) :] = torch.stack([pull, gain])
 
 
 def wave_numbers(transform: FieldTransform, boundary: str) -> Tensor:

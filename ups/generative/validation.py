@@ -48,10 +48,10 @@ def validate_samplers(
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
-    power = {}
+    moments = {}
     for name, source in residuals.items():
-        power[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, power[name], seed, ranks)
+        moments[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
+        fit_gains(samplers, source, moments[name], seed, ranks)
     crps_by_error = {}
     for error in ERRORS:
         for name in residuals:
@@ -59,7 +59,10 @@ def validate_samplers(
         crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
     decisions = []
     for name, source in residuals.items():
-        best = {f"{error:g}": _best(crps[name]) for error, crps in crps_by_error.items()}
+        best = {
+            f"{error:g}": min(math.inf if value is None else value for value in crps[name].values())
+            for error, crps in crps_by_error.items()
+        }
         question = f"error of states of {name} sampled by {', '.join(trained)}"
         rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
@@ -67,17 +70,13 @@ def validate_samplers(
         head = network.heads[name]
         head.sample_error = float(decisions[-1].chosen)
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
+        fit_gains(samplers, source, moments[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
 def horizons_of(residuals: Mapping[str, TransientResiduals], contexts: Mapping[str, int]) -> dict[str, int]:
     """Frames of the validated ensembles of each task."""
     return {name: min(LEADS, one.cache.num_frames - contexts[name]) for name, one in residuals.items()}
-
-
-def _best(crps: dict[str, float | None]) -> float:
-    return min(math.inf if value is None else value for value in crps.values())
 
 
 def _crps_by_sampler(

@@ -28,7 +28,6 @@ from ups.metrics.calibration import (
     spread_bins,
     spread_skill,
     spread_skill_bins,
-    spread_slope,
 )
 from ups.metrics.errors import check_shapes, pooled, rmse, vanishes
 from ups.metrics.intervals import (
@@ -226,10 +225,6 @@ def _coverage_by_lead(scores: Scores, _: object) -> Moments:
     return ranks.flatten(1), statistic
 
 
-def _slope(scores: Scores, _: object) -> Moments:
-    return scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1)))
-
-
 ENSEMBLES = (
     Metric(
         "crps",
@@ -305,7 +300,6 @@ ENSEMBLES = (
     ),
     *JOINT,
     # lists for figures, which need no label
-    Metric("spread_slope", moments=_slope),
     Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
     Metric("nrmse_mean_by_lead", moments=_relative(_error_of_mean, by_lead=True), is_compared=True),
     Metric("spread_by_lead", moments=_spread_by_lead),

@@ -138,7 +138,7 @@ class Operator(TaskNetwork):
         u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
         if not weight:
             return u_base, u_base
-        return self._corrected(head, u, u_base, parameters, weight)[0], u_base
+        return self.corrected(head, u, u_base, parameters, weight)[0], u_base
 
     def predict(
         self, z: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
@@ -160,10 +160,10 @@ class Operator(TaskNetwork):
         head.require_shape("latents", z, parameters)
         u, weight = head.input_codec.decode(z), head.facts.component_weights["call"]
         u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
-        full, features = self._corrected(head, u, u_base, parameters, weight)
+        full, features = self.corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 
-    def _corrected(
+    def corrected(
         self, head: TaskHead, u: Tensor, u_base: Tensor, parameters: ParameterBatch, weight: float
     ) -> tuple[Tensor, Tensor]:
         """(the base's prediction corrected by `weight` times the network's output, the backbone's features).

@@ -30,14 +30,14 @@ class Finding:
     """One result of a check of a data file.
 
     severity: error (do not train on the file), warning (look at it), caution (sound, with a limit or a cost)
-    or info. what: the problem. where: the file, and trajectories if any. do: the next step; empty if `what`
-    names it.
+    or info. what: the problem. do: the next step; empty if `what` names it. where: the trajectories or the
+    section of the configuration; empty for the whole file.
     """
 
     severity: str
     what: str
-    where: str
-    do: str
+    do: str = ""
+    where: str = ""
 
 
 def in_unit(name: str, unit: str | None) -> str:

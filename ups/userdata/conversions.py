@@ -9,7 +9,6 @@ from glob import escape
 from itertools import islice, permutations
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from ups.userdata.describe_axes import MOST_FIELDS, NUMBER, Guess, are_alike, fields_of, require_few
@@ -31,13 +30,6 @@ CENTRE = r"C|c|h|rho|[ac]{3}|center|centre"
 FACE = r"F|f|G|g|q|U|u|V|v|w|l|psi|[af]{3}|face|edge|inner|outer|left|right|stag"
 POINT = re.compile(rf"(?P<axis>\w+?)_?(?:(?P<centre>{CENTRE})|(?P<face>{FACE}))")
 SAME = {"xi_v": "xi_rho", "eta_u": "eta_rho"}  # ROMS: other names of the same points
-OPENED = {  # the library that opens a file of such names, whose arrays are file[name]
-    ".npz": "numpy.load({})",
-    ".zarr": "zarr.open({}, mode='r')",
-    **dict.fromkeys((".nc", ".nc4", ".cdf"), "xarray.open_dataset({}, decode_times=False)"),
-    **dict.fromkeys((".pt", ".pth"), "torch.load({}, weights_only=True)"),
-}
-KEYS = "file = {str(key): u for key, u in (file.items() if hasattr(file, 'items') else enumerate(file))}"
 
 
 def require_films(store: Store) -> None:
@@ -119,16 +111,10 @@ def _expressions(path: Path, suffix: str = "npz") -> tuple[str, str]:
     return repr(str(path)), repr(_written(path, suffix))
 
 
-def _opening(path: Path, names: Iterable[str]) -> list[str]:
-    """The lines that open a file."""
-    kind = "" if path.suffix.startswith(".nc") and any("/" in name for name in names) else path.suffix
-    found = OPENED.get(kind, "h5py.File({})")
-    if kind == ".mat" and not h5py.is_hdf5(path):
-        found = "scipy.io.loadmat({})"
-    library = found.partition("(")[0].rpartition(".")[0]
-    libraries = ", ".join(dict.fromkeys(("re", "numpy", library)))
-    lines = [f"import {libraries}", f"file = {found.format(_expressions(path)[0])}"]
-    return [*lines, *[KEYS] * (library == "torch")]
+def _opening(path: Path) -> list[str]:
+    """The lines that open a file, as UPS does."""
+    opened = f"file = ups.userdata.readers.open_store({_expressions(path)[0]})"
+    return ["import re, numpy, ups.userdata.readers", opened]
 
 
 def _saving(path: Path, entries: Mapping[str, str]) -> list[str]:
@@ -160,8 +146,8 @@ class Series:
             [*[repr(self.head)] * bool(self.head), number, *[repr(self.tail)] * bool(self.tail)]
         )
 
-    def of_all(self, what: str = "[()]") -> str:
-        return f"numpy.stack([file[{self.place()}]{what} for n in numbers])"
+    def of_all(self, what: str = "file.whole({})") -> str:
+        return f"numpy.stack([{what.format(self.place())} for n in numbers])"
 
 
 def _series(names: Iterable[str]) -> list[Series]:
@@ -234,15 +220,14 @@ def _times(store: Store, frames: Series, beside: Sequence[Series]) -> dict[str, 
         values = [np.asarray(one.get(key, np.nan)) for one in about]
         if all(value.size == 1 and value.dtype.kind in "fiu" for value in values):
             if rises(np.asarray([value.reshape(-1)[0] for value in values])):
-                return {"t": f"{holder.of_all(f'.attrs[{key!r}]')}.ravel()"}
+                return {"t": f"{holder.of_all(f'file.attributes({{}})[{key!r}]')}.ravel()"}
     if frames.is_counted and any("." in number for number in numbers):
         return {"t": "[float(n) for n in numbers]"}
     return {}
 
 
 def _stacking(store: Store, frames: Series, beside: Sequence[Series], times: Mapping[str, str]) -> str:
-    path, names = Path(store.path), frames.names
-    entries = dict(times)
+    path, entries = Path(store.path), dict(times)
     for one in beside:
         array = store.array(first := next(iter(one.names.values())))
         if math.prod(array.shape) == 1 or len({store.array(name).shape for name in one.names.values()}) > 1:
@@ -252,18 +237,13 @@ def _stacking(store: Store, frames: Series, beside: Sequence[Series], times: Map
         )
         is_list = one.tail and len(values) and (rises(values) or rises(values[::-1]))
         key = one.key if one.key not in entries else field_of(f"{one.head}{one.tail}".replace("/", "_"))
-        entries[key] = f"file[{one.place('numbers[0]')}][()]" if is_list else one.of_all()
-    lines = _opening(path, names.values())
-    above, inner, tail = "", frames.head, frames.tail
-    if lines[0].endswith(("h5py", "zarr")):  # which list the names in one group
-        above, _, inner = inner.rpartition("/")
-        tail = tail.partition("/")[0]
-    listed = f"file[{above!r}]" if above else "file"
-    pattern = f"{re.escape(inner)}([0-9.]+){re.escape(tail)}"
+        entries[key] = f"file.whole({one.place('numbers[0]')})" if is_list else one.of_all()
     lists = lists_of(store, {name for one in beside for name in one.names.values()})
-    others = {field_of(name): f"file[{name!r}][()]" for name in lists}
-    lines += [
-        f"found = [re.fullmatch({pattern!r}, name) for name in {listed}]",
+    others = {field_of(name): f"file.whole({name!r})" for name in lists}
+    pattern = f"{re.escape(frames.head)}([0-9.]+){re.escape(frames.tail)}"
+    lines = [
+        *_opening(path),
+        f"found = [re.fullmatch({pattern!r}, name) for name in file.names()]",
         "numbers = sorted((one[1] for one in found if one), key=float)",
         *_saving(path, {**others, **entries}),
     ]
@@ -335,16 +315,16 @@ def require_same_points(guess: Guess) -> None:
         return
     faces = {least[axis] + 1 for axes in longer.values() for axis in axes}
     lists = {
-        field_of(name): f"file[{name!r}][()]"
+        field_of(name): f"file.whole({name!r})"
         for name, values in lists_of(store, guess.axes).items()
         if len(values) not in faces or len(values) in shapes[guess.array].values()
     }
     fields = {
-        field_of(array): f"centred(file[{array!r}][()], {[guess.axes[array].index(axis) for axis in axes]})"
+        field_of(array): f"centred(file.whole({array!r}), {[guess.axes[array].index(axis) for axis in axes]})"
         for array, axes in longer.items()
     }
     lines = [
-        *_opening(path, guess.axes),
+        *_opening(path),
         "def centred(u, axes):",
         "    for axis in axes:  # means of neighbours",
         "        n = u.shape[axis]",
@@ -363,18 +343,18 @@ def require_same_points(guess: Guess) -> None:
 def resampling(guess: Guess, axis: str, name: str) -> str:
     """The lines that interpolate the fields of a file to equal steps along an axis."""
     fields = {
-        field_of(array): f"interp1d(x, file[{array!r}][()], axis={words.index(axis)})(even)"
+        field_of(array): f"interp1d(x, file.whole({array!r}), axis={words.index(axis)})(even)"
         for array, words in guess.axes.items()
         if axis in words
     }
     places = {word: found for word, (found, _) in guess.coordinates.items() if word != axis}
     places |= {"t": guess.names["time"]} if "time" in guess.names else {}
-    kept = {word: f"file[{found!r}][()]" for word, found in places.items()}
+    kept = {word: f"file.whole({found!r})" for word, found in places.items()}
     path = Path(guess.store.path)
     lines = [
-        *_opening(path, [*guess.axes, name]),
+        *_opening(path),
         "from scipy.interpolate import interp1d",
-        f"x = numpy.asarray(file[{name!r}][()]).ravel()",
+        f"x = file.whole({name!r}).ravel()",
         "even = numpy.linspace(x.min(), x.max(), x.size)",
         *_saving(path, kept | fields | {axis: "even"}),
     ]

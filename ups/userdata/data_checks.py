@@ -81,7 +81,6 @@ def suspects(data: Any, extremes: Extremes) -> list[Finding]:
             "error",
             f"{name} is {value:g} in {cells} of {extremes.count} numbers and from {low:g} "
             f"to {high:g} in the others, so it seems to stand for none",
-            str(data.path),
             f"write {key}.missing: {value:g}, and {key}.skip_missing: true if only some frames have "
             f"it; or {key}.missing: nan if it is a value of the field",
         )
@@ -113,7 +112,6 @@ def resolved(data: Any, scan: Any) -> Iterator[Finding]:
             yield Finding(
                 "caution",
                 what,
-                str(data.path),
                 "expect forecasts to miss that part and what "
                 "comes of it; a finer grid, or smoother data, may be needed",
             )
@@ -135,7 +133,6 @@ def horizon(data: Any, scan: Any) -> Iterator[Finding]:
         yield Finding(
             "caution" if is_short else "info",
             words + f", as windows hold {data.num_frames} frames" * is_short,
-            str(data.path),
             f"raise {key}.cut, and data.test_fraction with it so that six windows are of test; or add frames"
             if is_short
             else "nothing",
@@ -154,7 +151,6 @@ def uneven(data: Any, scan: Any) -> Iterator[Finding]:
                 "caution" if ratio < MOST_UNEVEN else "warning",
                 f"the steps of {place[0]} differ {ratio:.3g}-fold and count as equal: derivatives along "
                 f"{axis} are wrong by as much",
-                str(data.path),
                 f"resample the fields to equal steps along {axis}, as numpy.interp does"
                 + (", or accept that" if ratio < MOST_UNEVEN else ""),
             )
@@ -181,7 +177,6 @@ def affordable(data: Any, scan: Any) -> Iterator[Finding]:
         yield Finding(
             "caution",
             what,
-            str(data.path),
             f"write {key}.space_stride: {fewer[0]} to take one cell in {fewer[0]} along each axis"
             if fewer
             else "cut the grid to numbers of cells with small divisors",
@@ -205,7 +200,6 @@ def walls(data: Any, scan: Any) -> Iterator[Finding]:
                 "caution",
                 f"the first and the last point of {axis} seem to lie on the walls, {low + step / 2:g} and "
                 f"{high - step / 2:g}, and bases mirror the field half a cell beyond them",
-                str(data.path),
                 "expect larger errors at the walls if the base linear does not serve; fields at cell "
                 "centres, half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) "
                 f"/ 2 along {axis})",

@@ -35,8 +35,7 @@ def _states(data: Any) -> Any:
 
 def seams(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the field is continuous where the ends of periodic axes meet."""
-    task, where = data.task, str(data.path)
-    u = _states(data)
+    task, u = data.task, _states(data)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
         ratio = jumps(u, number - task.ndim)
         ends = [u.take(cell, number - task.ndim) for cell in (0, -1)]
@@ -45,7 +44,6 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                 "error",
                 f"{axis} is said to be periodic, and the field jumps where its ends meet, "
                 f"by {ratio:.3g} times the difference of neighbours",
-                where,
                 f"write task.{task.name}.boundary: no_flux (or dirichlet, outflow; one per axis as "
                 "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat",
             )
@@ -54,7 +52,6 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                 "warning",
                 f"the first and the last cell of {axis} hold the same numbers, so a "
                 "periodic grid has one point twice",
-                where,
                 f"write task.{task.name}.repeated: [{axis}]",
             )
 
@@ -70,7 +67,6 @@ def orders(data: Any, scan: Any) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"neighbours along {axis} are no more alike than any two cells",
-                str(data.path),
                 f"check the words of task.{task.name}.layout: is {axis} an axis of "
                 "space, and in its place? Else the grid does not resolve the field",
             )
@@ -101,7 +97,6 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
                         "error",
                         f"mirrored along {axis}, {name} is no solution: its change goes with {word} "
                         f"(correlation {found.mean():.2f}), which a mirror turns round",
-                        str(data.path),
                         f"name the fields that it turns in task.{task.name}.vector, one per axis, "
                         f"or leave mirror out of task.{task.name}.symmetries",
                     )
@@ -110,13 +105,12 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
 
 def stated(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the data are positive, conserved and bounded where the section states it."""
-    task, where, key = data.task, str(data.path), f"task.{data.task.name}"
+    task, key = data.task, f"task.{data.task.name}"
     for name in task.positive:
         if (lowest := scan.lowest[task.channels.index(name)]) <= 0:
             yield Finding(
                 "error",
                 f"{name} is said to be positive, and goes down to {lowest:.3g}",
-                where,
                 f"leave {name} out of {key}.positive, or mend the files",
             )
     drifts = np.median(scan.mean_changes, 0) if scan.mean_changes else []
@@ -124,21 +118,17 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
         drift = drifts[task.channels.index(name)]
         moves = f"the mean of {name} moves by {drift:.2g} of its RMS"
         if drift <= KEPT:
-            yield Finding("info", f"{moves}: it is conserved, and forecasts will keep it", where, "nothing")
+            yield Finding("info", f"{moves}: it is conserved, and forecasts will keep it", "nothing")
         elif drift <= DRIFT:
             yield Finding(
                 "warning",
                 f"{moves}, and is said to be conserved: forecasts are held to it up to {KEPT:g} only",
-                where,
                 f"leave {name} out of {key}.conserved, or save "
                 "what a conservative solver gives, on all of its cells",
             )
         else:
             yield Finding(
-                "error",
-                f"{moves}, and is said to be conserved",
-                where,
-                f"leave {name} out of {key}.conserved",
+                "error", f"{moves}, and is said to be conserved", f"leave {name} out of {key}.conserved"
             )
     for name in task.bounded:
         u = data.stratified_rows(LOOKED_AT)[1][:, :, task.channels.index(name)].astype(np.float64)
@@ -149,6 +139,5 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"{name} is said to be bounded, and leaves the range of its start by {beyond:.2g} of it",
-                where,
                 f"leave {name} out of {key}.bounded",
             )

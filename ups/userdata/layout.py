@@ -70,7 +70,14 @@ class Layout:
 
 def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
     """The layout of a section, checked against a file. Raises ValueError, which names what to write."""
-    places = _parse(key, section["layout"])
+    if not isinstance(layout := section["layout"], Mapping):
+        raise config_error(
+            f"{key}.layout",
+            f"it is {layout!r:.80}",
+            "a mapping such as {u: [trajectory, time, x]}",
+            "Write it so.",
+        )
+    places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
     if not places:
         raise config_error(
             f"{key}.layout",
@@ -78,8 +85,8 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
             "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
             f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
         )
-    layout = Layout(tuple(places), measure(key, store, places))
-    axes = layout.axes
+    sizes = measure(key, store, places)
+    axes = Layout(tuple(places), sizes).axes
     if not 1 <= len(axes) <= 3:
         raise config_error(
             f"{key}.layout",
@@ -99,22 +106,11 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
     for place in places:
         _check_order(key, place, axes, section["vector"], store)
     _check_names(key, domain, places, axes, store)
-    return Layout(tuple(_name_fields(key, place, axes, store) for place in places), layout.sizes)
-
-
-def _parse(key: str, layout: Any) -> list[Place]:
-    """The arrays of a layout. Channels are counted, and fields named, once the file is known."""
-    if not isinstance(layout, Mapping):
-        raise config_error(
-            f"{key}.layout",
-            f"it is {layout!r:.80}",
-            "a mapping such as {u: [trajectory, time, x]}",
-            "Write it so.",
-        )
-    return [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
+    return Layout(tuple(_name_fields(key, place, axes, store) for place in places), sizes)
 
 
 def _parse_entry(key: str, name: str, entry: Any) -> Place:
+    """An array of a layout. Channels are counted, and fields named, once the file is known."""
     entry = entry if isinstance(entry, Mapping) else {"axes": entry}
     axes, unknown = entry.get("axes"), {*entry} - {"array", "axes", "fields"}
     is_list = isinstance(axes, list) and all(isinstance(axis, str) and axis.isidentifier() for axis in axes)

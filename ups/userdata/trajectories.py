@@ -3,11 +3,11 @@ ups/userdata/open_files.py makes them of a user's files, ups/data/pdebench.py of
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,14 @@ class Trajectories:
         rows, following = self.rows[first:last], (0, 1, 0)
         if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
             following = (0, 0, self.num_frames)  # windows that follow each other are read as one film
-        runs = [(rows[piece[0], 0], piece) for piece in _runs(rows, following)]
-        in_files = [(file, [*pieces]) for file, pieces in groupby(runs, lambda run: run[0])]  # opened once
+        breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
+        runs = pairwise([0, *breaks.tolist(), len(rows)])  # of rows that lie side by side in one file
+        # opened once
+        in_files = [(file, [*pieces]) for file, pieces in groupby(runs, lambda run: rows[run[0], 0])]
         nexts = [self.files[file].path for file, _ in in_files[1:]]
         for (file, pieces), after in zip(in_files, [*nexts, None], strict=True):
             with nullcontext(store) if store else self.opened(self.files[file].path, after) as held:
-                for (_, (start, stop)), place in product(pieces, self.arrays):
+                for (start, stop), place in product(pieces, self.arrays):
                     _, number, begin = rows[start].tolist()
                     part, wanted = out[start:stop], frames
                     if following[2]:
@@ -262,11 +264,3 @@ class Trajectories:
         space = [block.shape[have.index(axis)] if axis in have else 1 for axis in self.task.axes]
         assert len(inner) + sum(size != 1 for size in (*lead, *space)) <= block.ndim, (block.shape, place)
         return block.reshape(*lead, len(place.fields), *space)
-
-
-def _runs(rows: np.ndarray, following: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of each sequence of rows (file, number, first frame) in which every row is the one before
-    plus `following`: they lie side by side in one file."""
-    breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
-    cuts = [0, *breaks.tolist(), len(rows)]
-    return zip(cuts[:-1], cuts[1:], strict=True)

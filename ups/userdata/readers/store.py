@@ -163,15 +163,12 @@ class Store:
 
     def array(self, name: str) -> Stored | None:
         if name not in self._found_arrays:
-            self._found_arrays[name] = self._look_for(name)
+            whole, part = self._part(name)
+            found = self._array(whole)
+            if found is not None and found.dtype.kind == "c" and (part or not self._is_complex(whole)):
+                found = _real(found, is_real_part=not part)
+            self._found_arrays[name] = found
         return self._found_arrays[name]
-
-    def _look_for(self, name: str) -> Stored | None:
-        whole, part = self._part(name)
-        found = self._array(whole)
-        if found is None or found.dtype.kind != "c" or (not part and self._is_complex(whole)):
-            return found
-        return _real(found, is_real_part=not part)
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
         """Those of these arrays that the file holds."""

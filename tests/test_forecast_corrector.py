@@ -1,0 +1,307 @@
+"""A step of the user's, corrected in the user's loop (ups/forecast_corrector.py): in the kind of array that
+came, batched, conserving what the step conserves, and the user's own result where a check fails."""
+
+import math
+import sys
+import time
+import warnings
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+from user_files import SMALL
+
+from ups.commands import corrector_data
+from ups.commands.corrector_costs import paying_runs, relative_errors, run_of
+from ups.common.user_solver import solvers_of
+from ups.config.load import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.forecast_corrector import CHECKS, Everywhere, StepCorrector
+from ups.forecaster import Forecaster
+from ups.models.base_selection import fitted_state, select_base
+from ups.models.head_setup import build_operator
+from ups.models.rollout import NUM_FIRST_CALLS
+
+CELLS, DT = 32, 0.1
+STEP = """
+import numpy as np
+def step(u, dt):  # advection by first-order upwind differences: smears
+    for _ in range(4):
+        u = u - dt / 4 * 5 * (u - np.roll(u, 1, -1))
+    return u
+"""
+
+
+def exact(frames: int, num: int, draw: np.random.Generator) -> np.ndarray:
+    """Waves that move by a tenth of the domain per unit of time: (num, frames, cells)."""
+    x, t = np.arange(CELLS) / CELLS, DT * np.arange(frames)[:, None]
+    a, phase = draw.random((2, num, 3, 1, 1))
+    k = 2 * np.pi * np.arange(1, 4)[:, None, None]
+    return 1 + (a * np.sin(k * (x - 5 / CELLS * t) + 6 * phase)).sum(1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Forecaster, np.ndarray]:
+    """An operator over a coarse step, whose network has random weights, and starts (n, 1, cells)."""
+    folder = tmp_path_factory.mktemp("corrector")
+    (folder / "coarse_step.py").write_text(STEP, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    u = exact(9, 24, np.random.default_rng(0))
+    with h5py.File(folder / "waves.h5", "w") as file:
+        file["u"] = u.astype(np.float32)
+    given = {
+        "include": str(SMALL),
+        "data": {"tasks": ["waves"], "source": "user"},
+        "cache": {"root": str(folder / "cache")},
+        "operator": {"model": {"width": 8, "depth": 1}},
+        "task": {
+            "waves": {
+                "files": str(folder / "waves.h5"),
+                "layout": {"u": ["trajectory", "time", "x"]},
+                "boundary": "periodic",
+                "domain": [0, 1],
+                "dt": DT,
+                "history": 1,
+                "base": {"solver": "coarse_step:step"},
+            }
+        },
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    config = load_config(folder / "my.yaml")
+    build_cache(config, "waves", progress=False)
+    cache = open_cache(config, "waves")
+    head, _ = select_base(cache, 0, 1, 0, torch.device("cpu"))
+    torch.manual_seed(0)
+    bases = {"waves": ({"description": head.facts.described()}, fitted_state(head))}
+    operator = build_operator(bases, config.operator.model, "no", solvers_of(config))
+    torch.nn.init.normal_(operator.heads["waves"].out.weight, std=0.3)
+    yield Forecaster(operator.eval().requires_grad_(False), folder), u[:, 0, None]
+    sys.path.remove(str(folder))
+    sys.modules.pop("coarse_step", None)
+
+
+def coarse(u, dt=DT):
+    roll = torch.roll if isinstance(u, torch.Tensor) else type(u).__array_namespace__(u).roll
+    for _ in range(4):
+        u = u - dt / 4 * 5 * (u - roll(u, 1, -1))
+    return u
+
+
+def test_the_correction_is_the_operators_over_the_users_step(trained):
+    model, u = trained
+    found = StepCorrector(model, coarse)(u, DT)
+    expected = model.forecast("waves", u[:, None])[:, 0]
+    assert abs(found - expected).max() < 1e-5 < 1e-2 < abs(found - coarse(u)).max()
+
+
+def test_arrays_come_back_in_the_kind_and_shape_that_came(trained):
+    xarray = pytest.importorskip("xarray")
+    model, u = trained
+    correct = StepCorrector(model, coarse)
+    expected = correct(u)
+    assert isinstance(expected, np.ndarray) and expected.dtype == np.float64
+    for shape, index in ((u[3], 3), (u[3, 0], (3, 0)), (u[:, 0], (slice(None), 0))):
+        assert np.array_equal(correct(shape), expected[index])
+    single = correct(u.astype(np.float32))
+    assert single.dtype == np.float32 and abs(single - expected).max() < 1e-5
+    tensor = torch.from_numpy(u).requires_grad_()
+    later = correct(tensor)
+    assert torch.equal(later.detach(), torch.from_numpy(expected))
+    (gradient,) = torch.autograd.grad(later.square().sum(), tensor)
+    moved = (correct(u + 1e-4 * gradient.numpy()) ** 2).sum() - (
+        correct(u - 1e-4 * gradient.numpy()) ** 2
+    ).sum()
+    assert moved / 2e-4 == pytest.approx(float(gradient.square().sum()), rel=1e-2)
+    labelled = xarray.DataArray(u[:, 0].T, dims=("x", "run"), coords={"x": np.arange(CELLS)}, name="u")
+    found = correct(labelled)
+    assert (
+        found.dims == labelled.dims and found.name == "u" and np.array_equal(found.values, expected[:, 0].T)
+    )
+
+
+def test_jax_arrays_come_back_as_such(trained):
+    numpy = pytest.importorskip("jax.numpy")
+    model, u = trained
+    found = StepCorrector(model, coarse)(numpy.asarray(u))
+    assert isinstance(found, type(numpy.zeros(1)))
+    assert abs(np.asarray(found) - StepCorrector(model, coarse)(u)).max() < 1e-5
+
+
+def test_what_the_step_conserves_is_kept_and_only_that(trained):
+    model, u = trained
+    assert abs(StepCorrector(model, coarse)(u).mean(-1) - u.mean(-1)).max() < 1e-14
+
+    def leaking(u):
+        return coarse(u) * 1.01
+
+    facts = model.operator.heads["waves"].facts
+    assert facts.conserved == ["u"]  # the data conserve it: restored where the step does not
+    assert abs(StepCorrector(model, leaking)(u).mean(-1) - u.mean(-1)).max() < 1e-5
+
+
+FAILS = {
+    "finite": lambda u: np.where(np.arange(CELLS) == 5, np.nan, u),
+    "range": lambda u: 100 * u,
+}
+
+
+@pytest.mark.parametrize("reason", [*FAILS, "jump", "check", "dt", "network"])
+def test_where_a_check_fails_the_result_is_the_users_bit_for_bit(trained, reason, monkeypatch):
+    model, u = trained
+    head = model.operator.heads["waves"]
+    check = (lambda u, theirs, answer: np.zeros(len(u), bool)) if reason == "check" else None
+    if reason == "jump":
+        monkeypatch.setattr("ups.forecast_corrector.MOST_JUMP", 0.0)
+    if reason == "network":
+        monkeypatch.setattr(type(head), "is_network_used", False)
+    correct, dt = StepCorrector(model, coarse, check=check), DT / 2 if reason == "dt" else None
+    u = FAILS.get(reason, lambda u: u)(np.where(u == u[0, 0, 0], -0.0, u))
+    theirs = coarse(u, dt or DT)
+    with pytest.warns(UserWarning, match="returned as your step gave it, without correction"):
+        found = correct(u, dt)
+    assert found.tobytes() == theirs.tobytes()
+    assert correct.counts == {"states": len(u), reason: len(u)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        correct(u[:2], dt)  # said once
+    assert correct.counts == {"states": len(u) + 2, reason: len(u) + 2}
+
+
+def test_of_a_batch_the_states_that_fail_are_the_users_and_the_others_are_corrected(trained):
+    model, u = trained
+    mixed = u.copy()
+    mixed[1] *= 100
+    correct = StepCorrector(model, coarse)
+    with pytest.warns(UserWarning, match=CHECKS["range"][:30]):
+        found = correct(mixed)
+    assert found[1].tobytes() == coarse(mixed)[1].tobytes()
+    assert abs(found[[0, 2, 3]] - correct(u)[[0, 2, 3]]).max() < 1e-6 and correct.counts["range"] == 1
+
+
+def test_after_a_hundred_calls_a_graph_returns_the_same_numbers(trained):
+    model, u = trained
+    correct, expected = StepCorrector(model, coarse), StepCorrector(model, coarse)(u[:1])
+    for _ in range(NUM_FIRST_CALLS + 2):
+        assert abs(correct(u[:1]) - expected).max() < 1e-6
+    assert [graph is not None for graph in correct._graphs.values()] == [True]
+    with pytest.warns(UserWarning, match="range"):
+        assert correct(100 * u[:1]).tobytes() == coarse(100 * u[:1]).tobytes()
+
+
+def test_what_it_was_not_trained_for_is_refused(trained):
+    model, u = trained
+    correct = StepCorrector(model, coarse)
+    with pytest.raises(ValueError, match=r"given a state of shape \(24, 1, 16\); expected \(1, 32\)"):
+        correct(u[..., ::2])
+    with pytest.raises(ValueError, match=r"the step of waves gave \(24, 1, 1\) for a state of shape"):
+        StepCorrector(model, lambda u: u[..., :1])(u)
+    with pytest.raises(
+        ValueError, match="the task is 'other'; expected one whose base is a solver of yours: w"
+    ):
+        StepCorrector(model, coarse, "other")
+    assert "anything" in Everywhere({"": coarse}) and Everywhere({"": coarse})["anything"] is coarse
+
+
+# ---- data of the user's solvers, and what a corrector costs (`make corrector`)
+
+SOLVERS = """
+import numpy as np
+calls = []
+def fine(u, dt):
+    calls.append(len(u))
+    return np.roll(u, 4, -1) * (1 - dt)
+def broken(u):
+    return u * np.nan
+def starts():
+    return np.arange(10 * 2 * 32.0).reshape(10, 2, 32)
+"""
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    (tmp_path / "two_solvers.py").write_text(SOLVERS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = {"solver": "fine", "fine": "fine", "starts": "starts"}
+    words = [f"--{name}=two_solvers:{function}" for name, function in names.items()]
+    yield [*words, f"--folder={tmp_path / 'mine'}", "--fields=u,v", "--frames=3", "--dt=0.5"]
+    sys.modules.pop("two_solvers", None)
+
+
+def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(options, tmp_path):
+    assert corrector_data.main(options) == 0
+    solvers = sys.modules["two_solvers"]
+    assert solvers.calls == [4, 4, 4, 4, 2, 2]  # three parts
+    u = solvers.starts().reshape(10, 2, 8, 4).mean(-1)
+    parts = sorted((tmp_path / "mine").glob("part_*.npz"))
+    with np.load(parts[1]) as part:
+        assert part["v"].shape == (4, 3, 8)
+        assert np.array_equal(part["v"][:, 1], np.roll(u[4:8, 1], 1, -1) * 0.5)
+    before = parts[1].read_bytes()
+    parts[1].unlink()
+    solvers.calls.clear()
+    corrector_data.main(options)
+    assert solvers.calls == [4, 4] and parts[1].read_bytes() == before
+    config = load_config(tmp_path / "mine" / "mine.yaml")
+    assert (config.task["mine"].solver, config.task["mine"].history) == ("two_solvers:fine", 1)
+    with pytest.raises(ValueError, match="holds data of another restrict; expected the same functions"):
+        corrector_data.main([*options, "--restrict=points"])
+    points = corrector_data.restricted(solvers.starts(), 4, "points")
+    assert np.array_equal(points, solvers.starts()[..., ::4])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("--ratio=5", "the fine grid has 32 cells along an axis; expected a multiple of --ratio 5"),
+        ("--fields=u", r"gave an array of shape \(10, 2, 32\); expected \(n, channel, \*fine grid\)"),
+        ("--fine=two_solvers:broken", "gave numbers that are not finite at frame 1; expected a solution"),
+    ],
+)
+def test_solvers_that_cannot_be_used_are_refused_by_name(options, change, text):
+    with pytest.raises(ValueError, match=text):
+        corrector_data.main([*options, change])
+
+
+def test_runs_until_it_pays_by_hand():
+    n_star, low, high = paying_runs(30.0, [2.0] * 5, [0.5] * 5)
+    assert n_star == low == high == pytest.approx(20.0)
+    assert paying_runs(30.0, [0.4], [0.5]) == [math.inf] * 3
+    n_star, low, high = paying_runs(30.0, [1.0, 2.0, 3.0, 2.0], [0.5] * 4)
+    assert 30 / 2.5 < low < n_star < high < 30 / 0.5
+    u_ref = np.array([[[1.0, -1.0]], [[3.0, 1.0]]])
+    assert relative_errors(u_ref + 0.5, u_ref).tolist() == [0.5, 0.5]
+
+
+def test_the_seconds_of_a_run_are_those_of_the_step_and_of_its_correction(trained):
+    model, u = trained
+
+    class Slow(StepCorrector):
+        def _corrected(self, *given):
+            end = time.process_time() + 0.005
+            while time.process_time() < end:
+                pass
+            return super()._corrected(*given)
+
+    frames, seconds = run_of(Slow(model, coarse), u[0], 4)
+    assert seconds >= 4 * 0.005 and frames.shape == (4, 1, CELLS)
+
+
+def test_a_correction_that_holds_the_fine_solution_does_not_help_from_new_starts(trained):
+    """What is measured starts from states that no training saw, so the states it knows are of no use."""
+    model, u = trained
+    known = dict(zip([one.tobytes() for one in u], exact(9, 24, np.random.default_rng(0)), strict=True))
+
+    def leak(state):
+        return known[state[0].tobytes()][1][None, None] if state[0].tobytes() in known else coarse(state)
+
+    fresh = exact(9, 4, np.random.default_rng(1))
+    run, _ = run_of(leak, fresh[0, 0][None], 1)
+    assert np.array_equal(run[0], coarse(fresh[:1, :1])[0])
+    assert relative_errors(run, fresh[0, 1:2, None])[0] > 1e-3
+    assert (
+        relative_errors(run_of(leak, u[0], 1)[0], exact(9, 24, np.random.default_rng(0))[0, 1:2, None])[0]
+        == 0
+    )

@@ -1,0 +1,163 @@
+"""Make the training data of a corrector from the user's own solvers, and say when it pays.
+
+Reads:  functions of the user, MODULE:FUNCTION, on Python's path:
+        starts()     -> (n, channel, *fine grid), NumPy; n starts
+        fine(u)      -> the state a time step later, as accurate as wanted, (batch, channel, *fine grid)
+        solver(u)    -> the same on the coarse grid; this one is corrected
+        fine and solver get dt by name if they accept it.
+Writes: FOLDER/part_NNNN.npz: trajectories of the fine solver, restricted to the coarse grid by means over
+        cells (--restrict means) or by taking every k-th point (points); FOLDER/NAME.yaml: the configuration
+        of the operator stage, with the coarse solver as its base. An interrupted run continues.
+
+    make corrector SOLVER=my_module:coarse FINE=my_module:fine STARTS=my_module:starts RUN=mine
+    python -m ups.commands.corrector_data .. --break-even runs/mine    # after training
+"""
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from ups.commands.corrector_costs import break_even
+from ups.common.files import write_json
+from ups.common.place import ROOT
+from ups.common.user_solver import load_step, solver_digest
+from ups.config.command import read_command, run_script
+
+CHUNK = 4  # trajectories in a file
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--solver": {"required": True, "metavar": "MODULE:FUNCTION", "help": "a step on the coarse grid"},
+    "--fine": {"required": True, "metavar": "MODULE:FUNCTION", "help": "a step on the fine grid"},
+    "--starts": {"required": True, "metavar": "MODULE:FUNCTION", "help": "starts on the fine grid"},
+    "--folder": {"required": True, "type": Path, "help": "of the data; its name is that of the task"},
+    "--ratio": {"type": int, "default": 4, "help": "fine cells per coarse cell and axis"},
+    "--frames": {"type": int, "default": 41, "help": "of a trajectory, the start included"},
+    "--dt": {"type": float, "default": 1.0, "help": "time between frames"},
+    "--boundary": {"default": "periodic", "help": "periodic, no_flux, dirichlet or outflow"},
+    "--length": {"type": float, "default": 1.0, "help": "of the domain along each axis"},
+    "--restrict": {"choices": ("means", "points"), "default": "means", "help": "to the coarse grid"},
+    "--symmetries": {"default": "", "help": "of the solver: shift, or shift,mirror"},
+    "--fields": {"default": "u", "help": "names of the channels: u,v"},
+    "--break-even": {"metavar": "RUN", "type": Path, "help": "measure a finished run instead"},
+}
+
+
+def restricted(u: np.ndarray, ratio: int, how: str) -> np.ndarray:
+    """u (batch, channel, *space) on a grid with `ratio` times fewer cells per axis.
+
+    Raises ValueError if they do not divide.
+    """
+    if wrong := [size for size in u.shape[2:] if size % ratio]:
+        raise ValueError(
+            f"the fine grid has {wrong[0]} cells along an axis; expected a multiple of --ratio {ratio}. "
+            "Change one of them."
+        )
+    for axis in range(2, u.ndim):
+        blocks = u.reshape(*u.shape[:axis], -1, ratio, *u.shape[axis + 1 :])
+        u = blocks.mean(axis + 1) if how == "means" else blocks.take(0, axis + 1)
+    return u
+
+
+def trajectories(args: Any, fine: Any, u: np.ndarray) -> np.ndarray:
+    """Restricted frames (n, time, channel, *space) of the fine solver from u (n, channel, *space)."""
+    frames = [restricted(u, args.ratio, args.restrict)]
+    for _ in range(args.frames - 1):
+        u = np.asarray(fine(u))
+        if not np.isfinite(u).all():
+            raise ValueError(
+                f"{args.fine} gave numbers that are not finite at frame {len(frames)}; expected a solution. "
+                "Take smaller steps inside of it, or other starts."
+            )
+        frames.append(restricted(u, args.ratio, args.restrict))
+    return np.stack(frames, 1)
+
+
+def facts_of(args: Any) -> dict[str, Any]:
+    """What the data depend on, JSON-able."""
+    names = ("ratio", "frames", "dt", "restrict", "fields")
+    functions = {name: solver_digest(getattr(args, name), args.folder.name) for name in ("fine", "starts")}
+    return {name: getattr(args, name) for name in names} | functions
+
+
+def write_data(args: Any) -> None:
+    """The parts that are missing, and made.json with their processor seconds. Raises ValueError if the folder
+    holds data of other functions or settings."""
+    record, facts = args.folder / "made.json", facts_of(args)
+    made = {"facts": facts, "parts": {}}
+    if record.is_file():
+        made = json.loads(record.read_text(encoding="utf-8"))
+    if made["facts"] != json.loads(json.dumps(facts)):
+        changed = [name for name, value in facts.items() if made["facts"].get(name) != value]
+        raise ValueError(
+            f"{args.folder} holds data of another {', '.join(changed)}; expected the same functions and "
+            "settings. Remove the folder, or name another RUN."
+        )
+    task, names = args.folder.name, args.fields.split(",")
+    fine = stepping(load_step(args.fine, task), args.dt)
+    starts = np.asarray(load_step(args.starts, task)())
+    if starts.ndim < 3 or starts.shape[1] != len(names):
+        raise ValueError(
+            f"{args.starts} gave an array of shape {starts.shape}; expected (n, channel, *fine grid) with "
+            f"the channels {args.fields}. Change it, or --fields."
+        )
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(starts), CHUNK):
+        path = args.folder / f"part_{first:04d}.npz"
+        if path.name in made["parts"] and path.is_file():
+            continue
+        started = time.process_time()
+        u = trajectories(args, fine, starts[first : first + CHUNK])
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            np.savez(file, **{name: u[:, :, channel] for channel, name in enumerate(names)})
+        partial.replace(path)
+        made["parts"][path.name] = time.process_time() - started
+        write_json(record, made)
+        print(f"{path}: {len(u)} trajectories in {made['parts'][path.name]:.1f} s", flush=True)
+    write_config(args, len(starts[0].shape) - 1)
+
+
+def stepping(step: Callable, dt: float) -> Callable:
+    """step(u), with dt if the function accepts it."""
+    return partial(step, dt=dt) if "dt" in inspect.signature(step).parameters else step
+
+
+def write_config(args: Any, ndim: int) -> None:
+    task, axes = args.folder.name, "xyz"[:ndim]
+    section = {
+        "files": str(args.folder / "part_*.npz"),
+        "layout": {name: ["trajectory", "time", *axes] for name in args.fields.split(",")},
+        "boundary": args.boundary,
+        "domain": {axis: [0, args.length] for axis in axes},
+        "dt": args.dt,
+        "symmetries": [name for name in args.symmetries.split(",") if name],
+        "history": 1,
+        "base": {"solver": args.solver},
+    }
+    config = {
+        "include": str(ROOT / "configs" / "corrector.yaml"),
+        "data": {"source": "user", "tasks": [task]},
+        "cache": {"root": str(args.folder / "cache")},
+        "task": {task: section},
+    }
+    text = yaml.safe_dump(config, sort_keys=False)
+    (args.folder / f"{task}.yaml").write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = read_command(__doc__, OPTIONS, arguments)
+    if args.break_even:
+        print(break_even(args.break_even, args.folder, load_step(args.solver, args.folder.name)))
+    else:
+        write_data(args)
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main, "corrector")
