@@ -1,7 +1,9 @@
 """A step of the user's, corrected in the user's loop (ups/forecast_corrector.py): in the kind of array that
 came, batched, conserving what the step conserves, and the user's own result where a check fails."""
 
+import importlib
 import math
+import re
 import sys
 import time
 import warnings
@@ -13,17 +15,21 @@ import torch
 import yaml
 from user_files import SMALL
 
+from bench.starts import matrix, solved
 from ups.commands import corrector_data
 from ups.commands.corrector_costs import paying_runs, relative_errors, run_of
+from ups.common.place import ROOT
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecast_corrector import CHECKS, Everywhere, StepCorrector
+from ups.forecast_start import Start
 from ups.forecaster import Forecaster
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
 from ups.models.rollout import NUM_FIRST_CALLS
+from ups_solvers import SOLVERS
 
 CELLS, DT = 32, 0.1
 STEP = """
@@ -207,7 +213,7 @@ def test_what_it_was_not_trained_for_is_refused(trained):
 
 # ---- data of the user's solvers, and what a corrector costs (`make corrector`)
 
-SOLVERS = """
+TWO_SOLVERS = """
 import numpy as np
 calls = []
 def fine(u, dt):
@@ -222,7 +228,7 @@ def starts():
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
-    (tmp_path / "two_solvers.py").write_text(SOLVERS, encoding="utf-8")
+    (tmp_path / "two_solvers.py").write_text(TWO_SOLVERS, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     names = {"solver": "fine", "fine": "fine", "starts": "starts"}
     words = [f"--{name}=two_solvers:{function}" for name, function in names.items()]
@@ -305,3 +311,43 @@ def test_a_correction_that_holds_the_fine_solution_does_not_help_from_new_starts
         relative_errors(run_of(leak, u[0], 1)[0], exact(9, 24, np.random.default_rng(0))[0, 1:2, None])[0]
         == 0
     )
+
+
+# ---- the first iterate of the user's iterative solver (`ups.start`)
+
+
+def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monkeypatch):
+    start = Start(Forecaster.load(ROOT / "pretrained"), "darcy2d")
+    fields = SOLVERS["darcy2d"].trajectory(0, 10_000, resolution=64, parameter=1.0)[0].numpy()
+    A, b = matrix(fields[0]), np.ones(64 * 64)
+    x0 = start(fields[:1])
+    assert x0.shape == (1, 64, 64) and np.linalg.norm(x0[0] - fields[1]) < 1e-2 * np.linalg.norm(fields[1])
+    (cold, num_cold), (warm, num_warm) = (solved(A, b, None, x) for x in (None, x0.ravel()))
+    assert num_warm < 0.9 * num_cold and np.linalg.norm(warm - cold) < 1e-6 * np.linalg.norm(cold)
+    worse = start(fields[:1], residual=lambda x: -b - A @ x.ravel())  # of another system
+    assert not worse.any() and worse.shape == x0.shape
+    monkeypatch.setattr(Forecaster, "forecast", lambda *_, **__: np.full((1, 1, 1, 64, 64), np.nan))
+    assert not start(fields[:1]).any()
+    assert start.counts == {"starts": 3, "finite": 1, "residual": 1}
+    with pytest.raises(ValueError, match="the task is 'burgers1d'; expected one of the steady ones: darcy2d"):
+        Start(start.model, "burgers1d")
+
+
+# ---- examples/
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_steps_on_both_grids_if_its_package_is_there(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 60
+    (package, *_) = sorted(
+        re.findall(r"^import (exponax|fipy|pde|numpy)\b", text, re.MULTILINE), key="numpy".__eq__
+    )
+    pytest.importorskip(package, reason=f"{package} is not required by this project")
+    example = importlib.import_module(f"examples.{path.stem}")
+    u = example.starts(2, 16)
+    later = example.coarse(u)
+    assert u.shape[:3] == later.shape[:3] == (2, 1, 16) and np.isfinite(later).all()
+    assert 1e-4 < abs(later - u).max() < 10 * abs(u).max()
+    assert np.array_equal(example.coarse(u[1:]), later[1:])  # a row does not depend on the others
+    assert example.fine(example.starts(1, 32)).shape[2] == 32

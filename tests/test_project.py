@@ -35,7 +35,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 39482, "ups_": 7_210, "tests": 48417, "bench": 8998}
+MOST_LINES = {"ups": 39540, "ups_": 7_210, "tests": 48470, "bench": 9108}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -225,10 +225,13 @@ def test_topologies_say_how_many_processes_are_expected_and_share_out_the_cores(
     [
         (
             "train CONFIG=typo",
-            "no configuration file 'typo'; expected one of: configs/default.yaml .*Name it: make train "
-            "CONFIG=",
+            "no configuration file 'typo'; expected one of: configs/corrector.yaml configs/default.yaml .*"
+            "Name it: make train CONFIG=",
         ),
-        ("train CONFIG=", "no configuration file ''; expected one of: configs/default.yaml "),
+        (
+            "train CONFIG=",
+            "no configuration file ''; expected one of: configs/corrector.yaml configs/default.yaml ",
+        ),
         ("train RUN=smoek", "no configuration file 'configs/smoek.yaml'; expected one of: "),
         ("train CONF=configs/smoke.yaml", "unknown variable CONF; expected some of: CONFIG ARGS RUN "),
         ("help run=1", "unknown variable run; expected some of: CONFIG ARGS RUN "),
