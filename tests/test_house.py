@@ -30,7 +30,16 @@ LAYERS = [
         "forecast_derivatives",
         "forecast_inputs",
     }
-    | {"forecast_measured", "forecast_start", "forecast_xarray", "hub", "hub_client", "__main__"},
+    | {
+        "forecast_measured",
+        "forecast_start",
+        "forecast_xarray",
+        "analysis",
+        "inversion",
+        "hub",
+        "hub_client",
+        "__main__",
+    },
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows

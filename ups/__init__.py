@@ -9,17 +9,19 @@ See `ups.forecaster`. The import is cheap: torch is imported by the first `load`
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
     import torch
 
+    from ups.analysis import Analysis
     from ups.forecast_corrector import StepCorrector
     from ups.forecast_start import Start
     from ups.forecaster import Forecaster
+    from ups.inversion import Inversion
 
-__all__ = ["corrector", "load", "push", "start"]
+__all__ = ["assimilate", "corrector", "invert", "load", "push", "start"]
 __version__ = "0.1.0"
 
 
@@ -63,6 +65,54 @@ def push(folder: "str | Path", name: str) -> str:
     from ups.commands.publish import push
 
     return push(folder, name)
+
+
+def invert(
+    model: "Forecaster",
+    task: str,
+    observations: "Mapping[str, Any]",
+    unknown: "Sequence[str]" = ("u0",),
+    **options: "Any",
+) -> "Inversion":
+    """The start, coefficient or parameters of a forecast from noisy observations of it, with intervals.
+
+    observations: {"frames": [0, 2, 5] (0 is the start; none for a steady task), "values": (frames, C, *grid),
+    NaN where nothing is observed, "noise": standard deviation, a number, one by field, or an array, "mask":
+    1 where observed (default: all that is not NaN)}, physical units.
+    unknown: "u0" (of a steady task the coefficient) and names of parameters.
+    u0, parameters, forcing: what is known, as in `Forecaster.forecast`.
+    prior: typical starts (rows, C, *grid), instead of those of the training data.
+    members, seed: of the samples of the posterior.
+    Raises ValueError, by name, for what cannot be inverted. See `ups.inversion.Inversion`.
+    """
+    from ups.inversion import invert
+
+    return invert(model, task, observations, unknown, **options)
+
+
+def assimilate(
+    model: "Any",
+    task: str,
+    ensemble: "Any",
+    observations: "Mapping[str, Any]",
+    parameters: "Any" = None,
+    **options: "Any",
+) -> "Analysis":
+    """The state given observations as they come, by a local ensemble transform Kalman filter.
+
+    model: a `Forecaster`, or any object with `tasks` and `forecast` of the same form.
+    ensemble: members (N, [history,] C, *grid) at frame 0.
+    observations: {"frames": [1, 2] (1 is the first after the ensemble), "values": (frames, C, *grid), NaN
+    where nothing is observed, "noise": standard deviation, a number, one by field, or an array, "mask": 1
+    where observed}, physical units.
+    radius: distance, in units of the domain, from which on an observation has no effect; default: none.
+    inflation: factor of the deviations from the mean after every observation.
+    seed: of the random rotation of members. Other options: of `model.forecast`.
+    Raises ValueError for what does not fit. See `ups.analysis.Analysis`.
+    """
+    from ups.analysis import assimilate
+
+    return assimilate(model, task, ensemble, observations, parameters, **options)
 
 
 def start(folder: "str | Path", task: str | None = None) -> "Start":

@@ -58,6 +58,47 @@ def read_observations(head: TaskHead, given: Any, batch: int, num_frames: int) -
     return wanted, measured
 
 
+def observed(
+    task: str, given: Any, shape: Sequence[int], first: int | None
+) -> tuple[list[int], Tensor, Tensor, Tensor]:
+    """(frames, values, mask, noise) of the observations of `ups.invert` and `ups.assimilate`, the last three
+    (frames, C, *space), float64, in physical units: mask is where a value is observed. shape: (C, *space);
+    first: the first frame that may be observed, None for a steady task. Raises ValueError."""
+    keys = ["values", "noise", "mask"] + ["frames"] * (first is not None)
+    if not isinstance(given, Mapping) or not {*keys} - {"mask"} <= {*given} <= {*keys}:
+        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{given!r:.80}"
+        raise ValueError(
+            f"{task} was given observations {found:.200}; expected a dictionary of {', '.join(keys)}. Pass "
+            "one; mask may be left out."
+        )
+    parts = {key: as_tensor(given[key], f"{task}'s {key}").double().cpu() for key in keys if key in given}
+    values, noise, frames = parts["values"], parts["noise"], parts.get("frames", torch.zeros(1)).tolist()
+    values = values if first is not None or values.ndim > len(shape) else values[None]
+    wrong = ""
+    if not frames or frames != sorted({round(one) for one in frames}) or frames[0] < (first or 0):
+        wrong = f"frames {frames!r:.60}; expected ascending whole numbers from {first} on (0 is the start)"
+    elif tuple(values.shape) != (len(frames), *shape):
+        wrong = f"values of shape {tuple(values.shape)}; expected {(len(frames), *shape)}"
+    else:
+        by_field = noise.ndim == 1 and len(noise) == shape[0]
+        noise = noise.view(-1, *[1] * (len(shape) - 1)) if by_field else noise
+        try:
+            noise, mask = (one.expand(values.shape) for one in (noise, parts.get("mask", torch.ones(()))))
+        except RuntimeError:
+            wrong = (
+                f"a noise or mask that does not broadcast to {tuple(values.shape)}; expected one that does"
+            )
+    if not wrong:
+        mask = values.isfinite() & mask.isfinite() & (mask != 0)
+        if not bool(mask.any()):
+            wrong = "no observed value; expected some that are finite"
+        elif not bool((noise[mask].isfinite() & (noise[mask] > 0)).all()):
+            wrong = "a noise that is not above 0; expected a standard deviation, a number or one by field"
+    if wrong:
+        raise ValueError(f"{task} was given observations with {wrong}. Pass these.")
+    return [round(one) for one in frames], values, mask, noise
+
+
 def like_values(head: TaskHead, what: str, given: Any, shape: Sequence[int]) -> Tensor:
     """Numbers that broadcast to values of this shape, by NumPy's rules, so expanded and on the operator's
     device. Raises ValueError, by name."""

@@ -32,7 +32,7 @@ def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int,
         return _moments(limits.moments(_field(source, source.prediction(tokens)), _field(source, r)))
 
     limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
-    shape = (2, 3, *limits.gains.shape[3:])
+    shape = (2, 3, limits.gains.shape[3], limits.num_shells)
     return _mean_and_error(_total(source, shape, residual_moments, RESIDUAL_BATCHES, ranks), RESIDUAL_BATCHES)
 
 
@@ -61,7 +61,7 @@ def fit_gains(
         w_pred = _field(source, source.prediction(tokens))
         return torch.stack([_moments(limits.moments(w_pred, _field(source, sample))) for sample in samples])
 
-    shape = (len(each), 2, 3, *limits.gains.shape[3:])
+    shape = (len(each), 2, 3, limits.gains.shape[3], limits.num_shells)
     totals = _total(source, shape, sample_moments, SAMPLE_BATCHES, ranks)
     for sampler, sums in zip(each, totals, strict=True):
         moments = _mean_and_error(sums, SAMPLE_BATCHES)

@@ -29,9 +29,9 @@ SETS = 2  # of gains: for observed states and for sampled ones
 class WaveLimits(nn.Module):
     """The limits of one task, for fields (batch, channels, *space) with the frames of a call as channels.
 
-    gains (2, SETS, 2, channels, shells), (pull, gain) on the third axis: the first row for one evaluation or
-    the probability flow, the second for two evaluations or Gaussian waves, of which no network has both.
-    is_silent: (channels, waves). A new object limits nothing.
+    gains (2, SETS, 2, channels, waves), (pull, gain) on the third axis, (-1, 0) of silent waves: the first
+    row for one evaluation or the probability flow, the second for two evaluations or Gaussian waves, of which
+    no network has both. is_silent: (channels, waves). A new object limits nothing.
     """
 
     def __init__(self, channels: int, *space: int, boundary: str):
@@ -39,17 +39,16 @@ class WaveLimits(nn.Module):
         self.transform = FieldTransform(space, boundary)
         shells = wave_numbers(self.transform, boundary).floor().long()
         self.register_buffer("shells", shells, persistent=False)
+        self.num_shells = int(shells.max()) + 1
         nothing = torch.tensor([0.0, 1.0]).view(2, 1, 1)
-        self.register_buffer("gains", nothing.repeat(2, SETS, 1, channels, int(shells.max()) + 1))
+        self.register_buffer("gains", nothing.repeat(2, SETS, 1, channels, self.transform.modes))
         self.register_buffer("is_silent", torch.zeros(channels, self.transform.modes, dtype=torch.bool))
 
     def forward(self, w_pred: Tensor, r: Tensor, evaluations: int | None, is_sampled: Tensor) -> Tensor:
         """r (batch, channels, *space) within the limits. w_pred: the prediction; evaluations: as in
         `SAMPLERS`; is_sampled (batch,): whether the input state is a sample."""
-        gains = self.gains[int(evaluations in SECOND)][is_sampled.long()][..., self.shells]
-        w_hat = self.transform(w_pred)
-        r_hat = gains[:, 0] * w_hat + gains[:, 1] * self.transform(r)
-        return self.transform.inverse(torch.where(self.is_silent, -w_hat, r_hat))
+        pull, gain = self.gains[int(evaluations in SECOND)][is_sampled.long()].unbind(1)
+        return self.transform.inverse(pull * self.transform(w_pred) + gain * self.transform(r))
 
     def power(self, w: Tensor) -> Tensor:
         """Power of fields w (n, channels, *space) by wave, in float64: (n, channels, waves)."""
@@ -60,7 +59,7 @@ class WaveLimits(nn.Module):
         and power of r."""
         w_hat, r_hat = self.transform(w_pred.double()), self.transform(r.double())
         product = torch.stack([w_hat.abs().square(), (w_hat.conj() * r_hat).real, r_hat.abs().square()], 1)
-        total = product.new_zeros(*product.shape[:3], self.gains.shape[-1])
+        total = product.new_zeros(*product.shape[:3], self.num_shells)
         return total.index_add_(3, self.shells, torch.where(self.is_silent, 0.0, product))
 
     @torch.no_grad()
@@ -68,6 +67,7 @@ class WaveLimits(nn.Module):
         """Set the silent waves: those with only rounding errors in `power` (channels, waves) of the
         states."""
         self.is_silent.copy_(power <= ROUNDING * power.sum(1, keepdim=True))
+        self.gains.copy_(self.without_silent(self.gains))
 
     @torch.no_grad()
     def set_gains(self, exact: Tensor, sampled: Tensor, evaluations: int | None, is_sampled: bool) -> None:
@@ -85,7 +85,12 @@ class WaveLimits(nn.Module):
         pull = slope - gain * own_slope
         error = (product_error.square() + (gain * own_product_error).square()).sqrt() / power.clamp_min(TINY)
         pull = torch.where(pull.abs() <= CHANCE * error, 0.0, pull)
-        self.gains[int(evaluations in SECOND), int(is_sampled) :] = torch.stack([pull, gain])
+        found = torch.stack([pull, gain])[..., self.shells].to(self.gains)
+        self.gains[int(evaluations in SECOND), int(is_sampled) :] = self.without_silent(found)
+
+    def without_silent(self, gains: Tensor) -> Tensor:
+        """Gains with which w_pred + r has nothing in silent waves."""
+        return torch.where(self.is_silent, gains.new_tensor([-1.0, 0.0]).view(2, 1, 1), gains)
 
 
 def wave_numbers(transform: FieldTransform, boundary: str) -> Tensor:

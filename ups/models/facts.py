@@ -294,7 +294,7 @@ class HeadFacts(Facts):
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
     tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: the numbers of `ups.models.band.Band`.
+    record of the first. band: the numbers of `ups.models.band.Band`. starts: of `ups.models.starts`.
     """
 
     again, kept = AGAIN, ("input_codec",)
@@ -324,6 +324,7 @@ class HeadFacts(Facts):
     is_deterministic: bool | None = checked(FLAG, True, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
+    starts: list[list[float]] | None = checked((each(each(is_size)), "rows of sizes"), True, default=None)
     band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
 
     @cached_property
