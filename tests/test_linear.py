@@ -239,6 +239,24 @@ def test_a_costly_map_is_fitted_to_more_windows_while_they_help_and_within_its_w
     assert is_cut == (most_work < 1)
 
 
+def test_an_equation_that_explains_the_changes_of_frames_is_fitted_whatever_it_takes(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    k = np.fft.rfftfreq(32, 1 / 32)
+    waves = np.fft.rfft(rng.standard_normal((40, 1, 32))) * (k <= 4)
+    heat = np.fft.irfft(waves * np.exp(-0.03 * k**2 * np.arange(8)[:, None]), n=32)
+    for name, u in {"heat": heat, "noise": rng.standard_normal(heat.shape)}.items():
+        (tmp_path / name).mkdir()
+        said = {
+            **TRANSIENT,
+            "layout": {"u": ["trajectory", "time", "x"]},
+            "base": ["persistence", "equation"],
+        }
+        _, cache = prepared(tmp_path / name, said | {"domain": {"x": [0, 1]}}, u=u)
+        found = [name for name, _ in base_selection.fitted_candidates(cache, 1, 0, CPU, 0.05)]
+        assert len(found) == (2 if name == "heat" else 1)
+    assert capsys.readouterr().out.count("its fit would take too much") == 1
+
+
 def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, capsys):
     u = fields(12, 16)[:, None].repeat(3, 1)
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}

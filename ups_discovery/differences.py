@@ -93,6 +93,8 @@ class Differences:
         ]
         every = list(range(len(one.library)))
         equations = [*self.regression_equations(once / (2 * one.settings["dt"]), weightings)]
+        least = [min(residual(a, every) for a in of_channel) for of_channel in zip(*equations, strict=True)]
+        beat(is_promising=max(least) < PLAIN_RESIDUALS[0])
         for allowed, place in itertools.product(PLAIN_RESIDUALS, range(len(equations))):
             if allowed == PLAIN_RESIDUALS[1] and any(e < GOOD_ERROR for e, *_ in found):
                 break

@@ -58,7 +58,11 @@ STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread m
 
 
 def most_work_of(cache: Cache, settings: OperatorConfig, num_tasks: int) -> float:
-    """The most work (`Samples.spend`) of the costly bases of a task: SHARE of that of its training."""
+    """The most work (`Samples.spend`) of the costly bases of a task: SHARE of that of its training. No limit
+    for a family of PDEBench, whose bases are known to be worth it, nor for an equation whose terms explain
+    the change from frame to frame (`ups_discovery.progress`)."""
+    if cache.task.user_facts is None:
+        return math.inf
     model, train = settings.model, settings.train
     tokens = math.prod(-(-n // cache.tokenizer.patch) for n in cache.tokenizer.space)
     kept = train.batch_size * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio)

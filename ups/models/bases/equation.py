@@ -1,6 +1,7 @@
 """The equation base: an equation that `ups_discovery` identifies, integrated from frame to frame."""
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,8 +63,10 @@ class Equation(ups_discovery.equation.Equation, Base):
         """Yield the candidates of `ups_discovery.search.candidates`."""
         from ups_discovery import progress, search
 
-        def report(doing: str, work: float) -> None:
+        def report(doing: str, work: float, is_promising: bool) -> None:
             beat()
+            if is_promising:
+                samples.most_work = math.inf
             samples.spend(work)
             if doing:
                 note(f"{samples.name}: {doing}")
