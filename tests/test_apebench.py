@@ -139,7 +139,7 @@ def test_ours_is_scored_from_the_first_frame_and_its_solver_is_a_base(ready, mon
     monkeypatch.setattr(apebench, "train_ours", train_ours)
     apebench.main(["--scenario", "kdv", "--column", "full", "bare", "correction"])
     assert [row[0] for row in seen] == [
-        ["persistence", "propagator", "equation"],
+        ["persistence", "propagator", "coefficients", "equation"],
         ["persistence"],
         ["solver"],
     ]

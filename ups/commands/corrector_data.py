@@ -141,7 +141,7 @@ def write_config(args: Any, ndim: int) -> None:
         "base": {"solver": args.solver},
     }
     config = {
-        "include": str(ROOT / "configs" / "corrector.yaml"),
+        "include": str(ROOT / "examples" / "corrector.yaml"),
         "data": {"source": "user", "tasks": [task]},
         "cache": {"root": str(args.folder / "cache")},
         "task": {task: section},

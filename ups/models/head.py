@@ -290,7 +290,8 @@ class TaskHead(nn.Module):
         normalised u (batch, history, C_in, *space). is_alone: no network corrects them.
         """
         predict, frames = self.base.alone if is_alone else self.base, []
-        parameters = self.base.settled(self.input_codec.bridged(u), parameters)
+        if num_frames > 1:  # else the base reads the only input itself
+            parameters = self.base.settled(self.input_codec.bridged(u), parameters)
         for number in range(num_frames):
             beat()
             u_next = predict(self.input_codec.bridged(u), parameters.later(number))
