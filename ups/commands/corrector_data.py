@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 
 from ups.commands.corrector_costs import break_even
-from ups.common.files import write_json
+from ups.common.files import replacing, write_atomic, write_json
 from ups.common.place import ROOT
 from ups.common.user_solver import load_step, solver_digest
 from ups.config.command import read_command, run_script
@@ -113,14 +113,12 @@ def write_data(args: Any) -> None:
             continue
         started = time.process_time()
         u = trajectories(args, fine, starts[first : first + CHUNK])
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with replacing(path) as new, new.open("wb") as file:
             np.savez(file, **{name: u[:, :, channel] for channel, name in enumerate(names)})
-        partial.replace(path)
         made["parts"][path.name] = time.process_time() - started
         write_json(record, made)
         print(f"{path}: {len(u)} trajectories in {made['parts'][path.name]:.1f} s", flush=True)
-    write_config(args, len(starts[0].shape) - 1)
+    write_config(args, starts.ndim - 2)
 
 
 def stepping(step: Callable, dt: float) -> Callable:
@@ -147,7 +145,7 @@ def write_config(args: Any, ndim: int) -> None:
         "task": {task: section},
     }
     text = yaml.safe_dump(config, sort_keys=False)
-    (args.folder / f"{task}.yaml").write_text(text, encoding="utf-8")
+    write_atomic(args.folder / f"{task}.yaml", text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
