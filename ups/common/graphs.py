@@ -110,6 +110,7 @@ class CudaGraphs:
     """Records and replays on one GPU. All graphs, also of other threads, take turns in the same memory."""
 
     def __init__(self, device: torch.device) -> None:
+        device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.memory, self.lock = torch.cuda.graph_pool_handle(), threading.RLock()
 
