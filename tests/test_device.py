@@ -735,22 +735,26 @@ def test_what_cannot_be_recorded_runs_as_before_and_one_line_says_why():
     assert len(fine.recorded) == MOST_RECORDED and not copy.deepcopy(fine.evaluate).__self__.recorded
 
 
+def fraction_of(device: torch.device) -> float:
+    """torch.cuda.get_per_process_memory_fraction, which wants a number of a device."""
+    if device.index is None:
+        raise ValueError("Expected a torch.device with a specified index or an integer, but got:cuda")
+    return 1.0
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_graph_is_recorded_as_torch_documents_it(monkeypatch, fails):
     """Against the signatures of torch: what is called on a GPU, and that a failure gives back all it took."""
     cuda = create_autospec(torch.cuda)
-    cuda.mem_get_info.return_value, cuda.get_per_process_memory_fraction.return_value = (
-        (8 << 30, 80 << 30),
-        1.0,
-    )
+    cuda.mem_get_info.return_value, cuda.current_device.return_value = (8 << 30, 80 << 30), 0
+    cuda.get_per_process_memory_fraction.side_effect = fraction_of
     cuda.memory_reserved.return_value = cuda.memory_allocated.return_value = 0
     cuda.max_memory_allocated.return_value = 1 << 30
     cuda.graph.return_value.__exit__.return_value = cuda.stream.return_value.__exit__.return_value = False
     ended = MagicMock(side_effect=RuntimeError("not recording"))
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
-    device = torch.device("cuda", 0)
-    graphs = CudaGraphs(device)
+    graphs = CudaGraphs(torch.device("cuda"))  # as Accelerate gives it to a process alone
     with graphs.turn():
         assert graphs.stream.wait_stream.call_count == 1
     if fails:
