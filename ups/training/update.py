@@ -64,8 +64,8 @@ def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
 class Counters:
     """Step, micro-batch, skips and scores of a run: equal on all ranks, part of every checkpoint.
 
-    micro_batch_asked: the setting, of which micro_batch is what fits. num_without_better: validations in a
-    row, for early stopping; best_score and lowest_second: of `Run.keep_best`.
+    micro_batch_asked: the setting, of which micro_batch is what fits. best_score and lowest_second: of
+    `Run.keep_best`. is_skipped: no step is taken.
     """
 
     micro_batch: int
@@ -73,10 +73,9 @@ class Counters:
     step: int = 0
     num_skipped: int = 0
     num_skipped_in_row: int = 0
-    num_without_better: int = 0
     best_score: float = math.inf
     lowest_second: float = math.inf
-    is_stopped_early: bool = False
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True)
