@@ -469,6 +469,16 @@ class Launches(TorchDispatchMode):
         return found
 
 
+class LaunchesOfRest(Launches):
+    """Of what is in no graph. Refuses a number that is assigned to a place (x[0] = 1): it is copied from main
+    memory, and waits for all that was launched."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket is aten.scalar_tensor:
+            raise WaitsError(f"the number {args[0]} is assigned to a place; expected fill_")
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
 class OnDevice(TorchDispatchMode):
     """Refuses tensors in main memory: a graph repeats the numbers of its recording."""
 
@@ -545,7 +555,7 @@ def test_an_update_looks_at_nothing_has_one_shape_and_is_two_graphs_and_a_few_la
     assert not said and all(one.is_replayed for one in recorded)
     assert len(recorded) == has_muon + (1 if is_line else 2)
     machine.num_replays = 0
-    with Launches() as rest:
+    with LaunchesOfRest() as rest:
         step_on_meta(updates, loss_at(len(steps)), name)
     found, most = (single.num, rest.num + machine.num_replays), LAUNCHES[name, kind]
     assert machine.num_replays <= 2 and found[0] <= most[0] and found[1] <= most[1] <= most[0] / 2, found

@@ -171,7 +171,7 @@ class Updates:
         `read_ahead` is called when a GPU has all its work.
         """
         self._buffer.zero_()
-        metrics, loss_sum, status, cause = [], 0.0, None, None
+        metrics, status, cause = [], None, None
         try:
             if self.ranks.unreported is not None:
                 raise self.ranks.unreported
@@ -184,7 +184,7 @@ class Updates:
                 else:
                     with self.strategy.synchronised(rows.stop == size):
                         loss, values = self._pass(self.strategy.wrapped(loss_function), num_rows, rows)
-                loss_sum = loss_sum + loss
+                self._counts[LOSS].add_(loss)
                 metrics += [
                     (name, torch.as_tensor(value).detach().float().clone(), num_rows)
                     for name, value in values.items()
@@ -197,10 +197,11 @@ class Updates:
                     raise self._memory_error(self.strategy.why_alone) from error
                 raise
             status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
-        self._counts[LOSS], self._counts[ROWS] = loss_sum, size
-        self._counts[STOP] = float(self.ranks.activity.stop_signal != 0)
+        # filled: a number that is assigned to a place is copied from main memory, for which a GPU waits
+        self._counts[ROWS].fill_(size)
+        self._counts[STOP].fill_(self.ranks.activity.stop_signal != 0)
         if status is not None:
-            self._counts[status] = 1.0
+            self._counts[status].fill_(1)
         return metrics, cause
 
     def _pass(self, compute: Callable, num_rows: int, *arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
