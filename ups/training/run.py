@@ -31,7 +31,7 @@ from ups.training.ranks import Ranks
 from ups.training.sharding import full_weights
 from ups.training.strategies import LossFunction, is_fsdp_requested, require_fsdp, strategy_of
 from ups.training.track import MetricsLog, Tracker, check_tracker
-from ups.training.update import Counters, ReadAhead, Updates, read_nothing
+from ups.training.update import Counters, Updates
 from ups.training.weights import write_weights
 from ups_discovery.seeds import generator
 
@@ -219,27 +219,20 @@ class Run:
         step = self.counters.step
         return every > 0 and (step % every == 0 or step == self.train.steps)
 
-    def update(
-        self,
-        loss_function: LossFunction,
-        size: int,
-        read_ahead: ReadAhead = read_nothing,
-        only: str | None = None,
-    ) -> bool:
+    def update(self, loss_function: LossFunction, size: int, only: str | None = None) -> bool:
         """One optimizer update over the global batch; whether the weights changed (False: skipped as
         non-finite).
 
         loss_function(rows): the mean loss over these rows of this rank's shard of the batch, and metrics
         likewise. It is called for each micro-batch of the `size` rows of this rank, must not communicate and
         may raise anything. The gradient is that of the mean over the global batch, for any sizes.
-        read_ahead(rows): reads the first rows of the next step while a GPU computes this one. only: the
-        batch's task; private weights of other tasks stay unchanged. Raises StageError on all ranks.
+        only: the batch's task; private weights of other tasks stay unchanged. Raises StageError on all ranks.
         """
         if self._is_updated:
             raise RuntimeError(
                 "run.update outside run.steps() or twice in a step; expected once in every turn of the loop."
             )
-        done = self.updates.update(loss_function, size, read_ahead, only)
+        done = self.updates.update(loss_function, size, only)
         self._is_updated, self.is_preempted = True, done.is_told_to_stop
         self.metrics.add(done)
         if done.is_finite:

@@ -27,14 +27,9 @@ from ups.training.optim import EMA, aligned, build_optimizer, learning_rate, pla
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction, SplitLoss
 
-ReadAhead = Callable[[slice], object]  # reads the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # counts before the gradients, summed over ranks
 GRADIENTS = aligned(SQUARES + 1)  # the first number of the gradients in the buffer
 WATCH_S = 0.02  # for which a rank on a CPU polls for the end of the all-reduce
-
-
-def read_nothing(rows: slice) -> None:
-    """The `ReadAhead` of stages that read nothing ahead."""
 
 
 def wait_for(work: dist.Work, device: torch.device) -> None:
@@ -118,13 +113,7 @@ class Updates:
             self.optimizer.call = Captured(CudaGraphs.of(ranks.device), ranks.print)
             model.call = self.optimizer.call.evaluate  # of `TaskNetwork`
 
-    def update(
-        self,
-        loss_function: LossFunction,
-        size: int,
-        read_ahead: ReadAhead = read_nothing,
-        only: str | None = None,
-    ) -> Update:
+    def update(self, loss_function: LossFunction, size: int, only: str | None = None) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`.
 
         A collective. The gradient is computed again, with half the micro-batch, while any rank runs out of
@@ -137,7 +126,7 @@ class Updates:
         random_state = torch_random_state(self.ranks.device)
         while True:
             with self.ranks.phase(doing):
-                metrics, cause = self._backward(loss_function, size, read_ahead)
+                metrics, cause = self._backward(loss_function, size)
             with self.ranks.activity.waiting("summing gradients"):
                 summed = self.strategy.to_sum(self._buffer, self._counts, GRADIENTS)
                 if self.ranks.world > 1:
@@ -163,13 +152,8 @@ class Updates:
         self.counters.step = self.ranks.activity.step = step + 1
         return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
 
-    def _backward(
-        self, loss_function: LossFunction, size: int, read_ahead: ReadAhead = read_nothing
-    ) -> tuple[list, str | None]:
-        """Fill the buffer with this rank's counts and gradients; (metrics, cause of a failure).
-
-        `read_ahead` is called when a GPU has all its work.
-        """
+    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list, str | None]:
+        """Fill the buffer with this rank's counts and gradients; (metrics, cause of a failure)."""
         self._buffer.zero_()
         metrics, status, cause = [], None, None
         try:
@@ -189,7 +173,6 @@ class Updates:
                     (name, torch.as_tensor(value).detach().float().clone(), num_rows)
                     for name, value in values.items()
                 ]
-            read_ahead(slice(0, self.counters.micro_batch))
         except Exception as error:
             is_memory = is_out_of_memory(error)
             if not self.strategy.is_agreed:  # the others are in a collective of this pass
