@@ -121,12 +121,9 @@ def main() -> None:
 
     # ---- loop
     for step in run.steps():
-        batch, following = (
-            windows.schedule.batch(number).shard(run.rank, run.world) for number in (step, step + 1)
-        )
-        read_ahead = partial(windows.read_ahead, following, run.device)
+        batch = windows.schedule.batch(step).shard(run.rank, run.world)
         loss = SplitLoss(partial(windows.read, operator.heads[batch.task], batch), losses[batch.task])
-        run.update(loss, len(batch), read_ahead, batch.task)
+        run.update(loss, len(batch), batch.task)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)

@@ -18,7 +18,6 @@ first 100 steps. Every result goes to bench/results/apebench/SCENARIO.json at on
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -37,7 +36,7 @@ import yaml
 
 from bench.apebench_coarse import DIFFICULTIES, advance
 from bench.baselines import Trained
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.eleven import has, keep, processor, read
 from bench.ours import train_ours
 from bench.score import with_cache
@@ -293,9 +292,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--scenario", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--budget", type=float, default=45.0, help="processor seconds of one thread")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

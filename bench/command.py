@@ -1,7 +1,14 @@
-"""The command line of benchmarks that take settings of the configuration."""
+"""The command line of benchmarks, which may take settings of the configuration."""
 
 import argparse
 import sys
+
+
+def parser_of(documentation: str) -> argparse.ArgumentParser:
+    """A parser whose help begins with the documentation of a script, as it is."""
+    return argparse.ArgumentParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> argparse.Namespace:

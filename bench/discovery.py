@@ -38,6 +38,7 @@ import numpy as np
 import torch
 
 from bench.apebench import call, environment
+from bench.command import parser_of
 from bench.discovery_films import FILMS, Film, noisy
 from bench.eleven import has, keep, processor, read
 from bench.user_data import CONFIG, write, write_config
@@ -312,9 +313,7 @@ def run_noise(name: str, column: str, noise: float, draws: range, args: argparse
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--film", nargs="+", choices=tuple(FILMS), default=list(FILMS))
     parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))

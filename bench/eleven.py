@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench.baselines import Problem, Trained
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.rivals import Settings
@@ -240,9 +240,7 @@ def describe_data(config: Config, task: str, problem: Problem, splits: dict[str,
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)

@@ -11,7 +11,6 @@ conditions over HORIZONS times the horizon.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.command import parse
+from bench.command import parse, parser_of
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -550,9 +549,7 @@ def generate(config: Config, task: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     args = parse(parser, argv)

@@ -11,7 +11,6 @@ of the exact one, fraction of the truths inside the 90 % intervals, and both wit
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 import ups
+from bench.command import parser_of
 from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
 from ups.generative.filtering import ENSEMBLE, smoothed
@@ -179,9 +179,7 @@ def nonlinear(cases: int) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", type=int, default=40)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

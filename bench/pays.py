@@ -21,7 +21,6 @@ made where they are missing; all that their processes computed counts. Writes be
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -40,6 +39,7 @@ from torch import Tensor
 
 import ups
 from bench import authors
+from bench.command import parser_of
 from bench.eleven import RESULTS, keep, processor
 from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
@@ -250,9 +250,7 @@ def concluded(budget: dict[str, float], ours: dict[str, Cost], tried: list[Cost]
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     families = load_config(ELEVEN, []).data.tasks
     names = [*families, *authors.AUTHORS]
     parser.add_argument("--row", nargs="+", choices=names, default=names)

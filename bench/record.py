@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from bench import eleven
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.compare import MODELS, fit, settings_of
 from bench.score import Split, load, rollout, summary, with_cache
 from bench.tune import add_arguments, best_error, prepare
@@ -150,9 +150,7 @@ def page(folder: Path = RECORDS) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", help="a task of bench/records.yaml")
     parser.add_argument("--model", default="ours", choices=MODELS)
     parser.add_argument("--write", action="store_true", help="write docs/records.md alone")

@@ -33,6 +33,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from bench.baselines import Trained
+from bench.command import parser_of
 from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.numerics import frames, means
@@ -204,9 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if argv == ["--draw"]:
         return draw(FOLDER, FIGURE)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bench.baselines import Trained
+from bench.command import parser_of
 from bench.compare import fit
 from bench.eleven import RESULTS, entry, found_before, identity, keep, key_of, read
 from bench.numerics import CONFIG, NUMERICS
@@ -87,9 +88,7 @@ def measure(task: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     add_arguments(parser)
     parser.set_defaults(config=CONFIG, search=0.0, overrides=[], settings={})

@@ -8,7 +8,6 @@ without a result reads "-"."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.command import parser_of
 from bench.discovery_films import FILMS
 from ups.common.place import ROOT
 from ups.tasks import TASKS, Task
@@ -625,9 +625,7 @@ def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page differs")
     args = parser.parse_args(argv)
     differing = {page: after for page, (before, after) in written(root).items() if before != after}

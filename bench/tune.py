@@ -30,7 +30,7 @@ import torch
 import yaml
 
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.rivals import Settings, settings_for
 from bench.score import Split, headline, load, rollout, with_cache
 from bench.search import Changes, Trial, search
@@ -440,9 +440,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", required=True)
     parser.add_argument(
         "--models",

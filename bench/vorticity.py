@@ -12,7 +12,6 @@ length and periodicity of the axes, and the time step.
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bench.command import parser_of
 from ups.common.place import ROOT
 
 CELLS, STRIDE, STEPS, VISCOSITY = 128, 2, 100, 1e-3  # of the solver; steps a unit of time
@@ -77,9 +77,7 @@ def solve(w: Tensor, frames: int, nu: float = VISCOSITY, steps: int = STEPS) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trajectories", type=int, default=60)
     parser.add_argument("--frames", type=int, default=31)
     parser.add_argument("--seed", type=int, default=0)

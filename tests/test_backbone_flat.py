@@ -82,19 +82,6 @@ def test_local_mixing_continues_the_tokens_as_the_boundary_says(boundary, outsid
     assert mixing(torch.arange(1.0, 10)[None, :, None], boundary).flatten().tolist() == expected
 
 
-@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW])
-def test_one_set_of_weights_runs_in_one_and_two_dimensions_and_another_in_three(boundary):
-    planar, condition = awake(), noise(2, 8, seed=1)
-    for grid in GRIDS:
-        x, backbone = noise(2, *grid, 8), planar if len(grid) < 3 else awake(3, boundary)
-        y = backbone(x, condition, boundary)
-        assert y.shape == x.shape
-        # ends in an RMS norm
-        torch.testing.assert_close(y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3)
-        alone = torch.cat([backbone(x[i : i + 1], condition[i : i + 1], boundary) for i in range(2)])
-        torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)  # no sample sees another
-
-
 def test_a_field_constant_along_an_axis_stays_so_but_between_cold_walls():
     """Nothing but the zeros beyond a Dirichlet wall marks a place."""
     x = noise(2, 7, 1, 8).expand(2, 7, 6, 8)
@@ -174,16 +161,6 @@ def test_a_network_for_3d_only_has_no_mixing_along_axes():
     assert not [name for name, _ in flat(3).named_parameters() if "spectral" in name]
 
 
-def test_at_initialisation_blocks_are_the_identity_and_ignore_the_condition():
-    torch.manual_seed(0)
-    backbone, x = flat(), noise(2, 7, 8, 8)
-    for block in backbone.blocks:
-        assert torch.equal(block(x, noise(2, 8), PERIODIC), x)
-    assert torch.equal(backbone(x, noise(2, 8), PERIODIC), torch.nn.functional.rms_norm(x, (8,)))
-    woken = awake()
-    assert (woken(x, noise(2, 8), PERIODIC) - woken(x, noise(2, 8, seed=1), PERIODIC)).abs().max() > 0.05
-
-
 def test_the_gated_mlp_is_that_of_the_formula():
     """Block of width 1 with both gates 1 and no mixing: x + down(silu(a) b), (a, b) = up(norm x), by hand."""
     block = Block(1, 2, 3, 1.0, {ANY: (PERIODIC,)})
@@ -221,11 +198,6 @@ def test_tasks_share_the_mixing_of_tokens_and_have_private_weights_at_a_token():
     for part in ("up.weight", "down.weight", "modulation.bias"):
         assert change_of(f"blocks.0.own.burgers1d.{part}") == [False, True]
     assert change_of("blocks.0.spectral.weight") == change_of("blocks.0.local.weight") == [True, True]
-
-
-def test_only_the_matrices_of_the_mlps_are_for_muon():
-    flagged = {name for name, p in flat().named_parameters() if getattr(p, "is_hidden_matrix", False)}
-    assert flagged == {f"blocks.{i}.own.any.{part}.weight" for i in range(2) for part in ("up", "down")}
 
 
 def test_a_local_backbone_has_a_finite_receptive_field_and_is_zero_at_initialisation():

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ups.config.model import BASES
 from ups.models.bases import base_class
-from ups.models.bases.base import Base, Learnt, ParameterBatch, Persistence
+from ups.models.bases.base import Base, ParameterBatch, Persistence
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.propagator import Propagator, dictionary, monomials
 from ups.models.bases.transport import Transport
@@ -56,15 +56,6 @@ def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
     cosines, sines = rows @ u
     torch.testing.assert_close(cosines, weight * u_hat.real)
     torch.testing.assert_close(sines, -weight * u_hat.imag)
-
-
-def test_the_rows_are_cosines_and_sines_at_cell_centres():
-    n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5  # cell centres; the walls are at 0 and 1
-    for k in range(1, n):
-        torch.testing.assert_close(cosine(n)[k], math.sqrt(2 / n) * torch.cos(math.pi * k * x))
-        torch.testing.assert_close(sine(n)[k - 1], math.sqrt(2 / n) * torch.sin(math.pi * k * x))
-    torch.testing.assert_close(cosine(n)[0], torch.full((n,), 5**-0.5, dtype=torch.float64))
-    torch.testing.assert_close(sine(n)[-1], 5**-0.5 * torch.tensor([1.0, -1, 1, -1, 1], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("n", [6, 9])
@@ -411,14 +402,6 @@ def built(kind: str) -> tuple[Base, torch.Tensor]:
     if kind == "solver":
         base.use(stay)
     return base, noise(3, 2, 2 if flow else 1, 8, 8)
-
-
-@pytest.mark.parametrize("kind", BASES)
-def test_a_base_is_built_from_any_settings(kind):
-    base, u = built(kind)
-    assert base.kind == kind
-    assert isinstance(base, Learnt) == any(True for _ in base.parameters())
-    assert base(u, parameter_batch(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == u[:, -1].shape
 
 
 @pytest.mark.parametrize("kind", BASES)

@@ -34,7 +34,6 @@ from ups.data.latents import Latents
 from ups.data.pdebench import split_indices
 from ups.data.seal import read_seal, write_seal
 from ups.tasks import TASKS, get_task
-from ups.userdata.trajectories import Trajectories
 
 NUM, FRAMES = 12, 7
 SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
@@ -339,14 +338,6 @@ def test_cache_is_picklable_and_survives_a_fork(built):
     assert torch.equal(next(iter(loader)), cache.batch([0], 0, 2))
 
 
-def test_copying_to_the_device_verifies_every_row(copy, monkeypatch):
-    config, path = copy
-    damage(path, read_seal(path)["latents"][0][0] + 9)
-    monkeypatch.setattr(cache_module, "FULL_BYTES", 0)
-    with pytest.raises(ValueError, match="damaged row 0"):
-        place([open_cache(config, "advection1d")], "cpu", "device")
-
-
 def test_damage_that_quick_opening_misses_is_found_when_its_row_is_read(copy, monkeypatch):
     config, path = copy
     monkeypatch.setattr(cache_module, "FULL_BYTES", 0)
@@ -620,11 +611,6 @@ def test_non_finite_data_are_refused_with_trajectory_and_frame(tmp_path):
             data["tensor"][trajectory, 5, 3] = 0
 
 
-def test_missing_data_names_make_data(tmp_path):
-    with pytest.raises(FileNotFoundError, match="make data"):
-        build_cache(settings(tmp_path), "advection1d", progress=False)
-
-
 @pytest.mark.parametrize(
     ("override", "found"),
     [
@@ -766,18 +752,6 @@ def test_failed_rebuild_keeps_the_old_cache(built, copy, monkeypatch):
     with pytest.raises(ValueError, match="stop"):
         build_cache(config, "advection1d", progress=False)
     assert path.read_bytes() == before
-
-
-def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, monkeypatch):
-    config = fresh(built, tmp_path, "cache.chunk=1000")
-    monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
-    sizes = []
-    read = Trajectories.read
-    monkeypatch.setattr(
-        Trajectories, "read", lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames)
-    )
-    build_cache(config, "advection1d", progress=False)
-    assert max(sizes) == 3
 
 
 # ----------------------------------------------------------------------------------------------------- script

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,9 +12,6 @@ from known_answers import posterior
 from torch import Tensor
 
 from ups.data.download import published_file
-from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import open_data
-from ups.tasks import get_task
 from ups_solvers import SOLVERS, darcy, darcy_grf
 from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
 
@@ -120,43 +116,6 @@ def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
     )
     assert torch.equal(fields[:, 0, 0], a.float())
     torch.testing.assert_close(fields[:, 0, 1], (2 * u).float(), rtol=1e-6, atol=0)
-
-
-def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -> None:
-    spec = get_task("darcy2d_grf")
-    settings = generation_settings(
-        "darcy2d_grf",
-        "test 1",
-        seed=4,
-        num_trajectories=7,
-        resolution=12,
-        num_frames=1,
-        t_end=0.0,
-        parameter=1.0,
-    )
-    found = []
-    for chunk in (2, 7):
-        path = tmp_path / str(chunk) / spec.file_for(1.0)
-        write_data(
-            path,
-            "darcy2d_grf",
-            lambda *given, **more: np.asarray(SOLVERS["darcy2d_grf"].simulate(*given, **more)),
-            settings,
-            chunk=chunk,
-        )
-        with h5py.File(path) as file:
-            assert {key: file[key].shape for key in file} == {
-                "nu": (7, 12, 12),
-                "tensor": (7, 1, 12, 12),
-                "x-coordinate": (12,),
-                "y-coordinate": (12,),
-            }
-        data = open_data(path, "darcy2d_grf")
-        assert (data.parameter, data.num_frames, data.space, data.notes) == (1.0, 1, (12, 12), ())
-        found.append(data.read(0, 7))
-    assert np.array_equal(*found) and (found[0] > 0).all()
-    g = darcy_grf.sample_log_coefficient(4, 6, 12)
-    np.testing.assert_allclose(np.log(found[0][6, 0, 0]), g.numpy(), atol=1e-6)
 
 
 def test_nobody_publishes_it() -> None:

@@ -12,7 +12,6 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from commands import python
 from local_server import PlannedHandler, serving
 
 import prepare_data
@@ -734,11 +733,6 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
     assert len(server.ranges) == 2
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     assert "up to date, MD5 of 2 compared" in capsys.readouterr().out
-
-
-def test_the_command_line_prints_the_error_without_a_traceback(tmp_path):
-    result = python("prepare_data.py", "--config", str(tmp_path / "no.yaml"))
-    assert result.returncode == 1 and result.stderr.startswith("prepare_data.py: no configuration file")
 
 
 def test_shipped_configurations_name_their_files():

@@ -38,7 +38,6 @@ from ups.config.load import load_config, to_dict
 from ups.config.model import ModelConfig
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache, place
-from ups.data.latents import Latents
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
@@ -53,7 +52,7 @@ from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.checkpoint import sum_in_one_order
 from ups.training.strategies import SplitLoss
-from ups.training.update import Updates, read_nothing
+from ups.training.update import Updates
 
 META, SIZE = torch.device("meta"), 4
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
@@ -259,17 +258,16 @@ def update(
     model: nn.Module,
     loss_at: Callable,
     steps: range,
-    read_ahead_at: Callable = lambda step: read_nothing,
 ) -> None:
     """Updates as `Updates.update` makes them, up to the one sum that ranks agree on: of it they are told
     together."""
 
     updates = gpu.updates_of(config, model, SIZE)
     for step in steps[: len(steps) // 2]:  # tables that are made once are made
-        updates._backward(loss_at(step), SIZE, read_ahead_at(step))
+        updates._backward(loss_at(step), SIZE)
     with Watch():
         for step in steps[len(steps) // 2 :]:
-            metrics, cause = updates._backward(loss_at(step), SIZE, read_ahead_at(step))
+            metrics, cause = updates._backward(loss_at(step), SIZE)
             assert cause is None and metrics and all(value.is_meta for _, value, _ in metrics)
             updates._apply(1.0)
 
@@ -285,93 +283,6 @@ def test_latents_that_lie_on_the_device_are_gathered_without_a_wait(config, name
     caches = {name: open_cache(config, name)}
     assert place(caches.values(), META, "device") == "device"
     update(config, *operator_stage(config, caches, name, config.task[name].base[-1]), range(2))
-
-
-@pytest.mark.parametrize("name", ["burgers1d", "darcy2d"])
-def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name, monkeypatch):
-    """On a device that computes beside the host, here in name: the next step's rows are read once, before
-    they are asked for; a step that is repeated, or cut otherwise, reads them again."""
-    cache, part = open_cache(config, name), slice(0, SIZE)
-    head = operator_over({name: cache}, {name: config.task[name].base[-1]}).heads[name]
-    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, 0)
-    steps, reads, read = (
-        range(config.operator.train.steps - 3, config.operator.train.steps),
-        [],
-        Latents._read,
-    )
-    monkeypatch.setattr(
-        Latents, "_read", lambda self, *asked: (reads.append(self.name), read(self, *asked))[1]
-    )
-
-    def drawn(step: int, part: slice) -> list[Tensor]:
-        z, z_ref, known = windows.read(head, windows.schedule.batch(step).shard(1, 2), part)
-        return [z, z_ref, known.standard]
-
-    plain = [drawn(step, part) for step in steps]
-    of_one = len(reads) // len(steps)
-    for devices, ahead in ((("cuda",), 0), (("cpu",), of_one)):
-        monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", devices)
-        for step, expected in zip(steps, plain, strict=True):
-            windows.read_ahead(windows.schedule.batch(step).shard(1, 2), torch.device("cpu"), part)
-            reads.clear()
-            assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == of_one - ahead
-            assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == 2 * of_one - ahead
-    windows.read_ahead(windows.schedule.batch(steps[0]).shard(1, 2), torch.device("cpu"), part)
-    # a smaller micro-batch, after a want of memory
-    assert torch.equal(drawn(steps[0], slice(0, 2))[1], plain[0][1][:2])
-    end = windows.schedule.batch(steps[-1] + 1).shard(1, 2)
-    windows.read_ahead(end, torch.device("cpu"), part)  # there is nothing ahead
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config, world, monkeypatch):
-    monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", ("cpu",))
-    steps = range(config.operator.train.steps - 3, config.operator.train.steps)
-
-    def drawn(rank: int, world: int) -> list[Tensor]:
-        cache = open_cache(config, "burgers1d")
-        head = operator_over({"burgers1d": cache}, {"burgers1d": "propagator"}).heads["burgers1d"]
-        windows, found = (
-            Windows(
-                {"burgers1d": cache},
-                config.task,
-                {"burgers1d": config.context("burgers1d")},
-                config.operator,
-                0,
-            ),
-            [],
-        )
-        for step in steps:
-            batch = windows.schedule.batch(step).shard(rank, world)
-            part = slice(0, len(batch))
-            assert step == steps[0] or any(latents.ahead for latents, _ in cache._groups.values())
-            found.append(windows.read(head, batch, part)[1])
-            following = windows.schedule.batch(step + 1).shard(rank, world)
-            windows.read_ahead(following, torch.device("cpu"), part)
-        return found
-
-    for whole, *parts in zip(drawn(0, 1), *(drawn(rank, world) for rank in range(world)), strict=True):
-        assert torch.equal(torch.cat(parts), whole)
-
-
-def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(config, caches, monkeypatch):
-    monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", ("meta",))
-    operator, loss_at = operator_stage(config, caches, "advection1d", "propagator")
-    windows, order = loss_at(0).read.func.__self__, []
-    backward, ahead = Tensor.backward, Windows.read_ahead
-    monkeypatch.setattr(
-        Tensor, "backward", lambda self, *rest: (order.append("backward"), backward(self, *rest))[1]
-    )
-    monkeypatch.setattr(
-        Windows,
-        "read_ahead",
-        lambda self, batch, *rest: (order.append(batch.step), ahead(self, batch, *rest))[1],
-    )
-    later = windows.schedule.batch
-    update(
-        config, operator, loss_at, range(2), lambda step: partial(windows.read_ahead, later(step + 1), META)
-    )
-    assert order == ["backward", 1, "backward", 2]
 
 
 @pytest.mark.parametrize("stage", STAGES)

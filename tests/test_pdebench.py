@@ -196,35 +196,6 @@ def test_a_reader_survives_fork_and_pickle(tmp_path):
     assert float(pickle.loads(pickle.dumps(data)).read(0, 7).sum()) == total
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path):
-    """A file of 1 GiB is read with 160 MiB of address space to spare (the file has holes: it takes no
-    disk)."""
-    path = tmp_path / "1D_Advection_Sols_beta1.0.hdf5"
-    made = settings("advection1d", num=1310, resolution=1024, frames=201, parameter=1.0)
-    with h5py.File(path, "w") as file:
-        layout_of(get_task("advection1d")).create(file, made)
-        file.attrs.update(ups_progress=1310, ups_settings=json.dumps(made))
-        file["tensor"][1300:1303] = (
-            np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
-        )
-    assert path.stat().st_size > 2**30
-    code = f"""
-        import resource
-        from ups.data.pdebench import open_data
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 160 * 2**20,) * 2)
-        data = open_data({str(path)!r}, "advection1d", space_stride=4, time_stride=5)
-        print(data.read(0, 100).max(), data.read(1302, 1303).mean())
-        try:
-            data = open_data({str(path)!r}, "advection1d")
-            data.read(0, 1310)
-        except MemoryError:
-            print("limited")
-    """
-    result = python("-c", textwrap.dedent(code), OPENBLAS_NUM_THREADS="1")
-    assert result.stdout.split() == ["0.0", "2.0", "limited"], result.stderr
-
-
 # -------------------------------------------------------------------------------------------------- bad files
 
 

@@ -31,7 +31,6 @@ from ups import hub as client
 from ups.commands import predict, publish
 from ups.commands.remove import remove_ours
 from ups.common.place import ROOT
-from ups.config.command import run_script
 from ups.config.load import load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
@@ -443,13 +442,6 @@ def test_a_silent_hub_leaves_what_was_fetched_before(home, hub, tmp_path, monkey
     with serving(BrokenHub, kind="silence") as server:
         use_hub(monkeypatch, tmp_path, server.url.removesuffix("/api/1"))
         assert ups.load("hf://owner/name").folder == folder
-
-
-def test_publishing_to_a_hub_without_its_client_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.setattr(sys, "argv", ["publish", str(ROOT / "pretrained"), "hf://owner/name"])
-    with pytest.raises(SystemExit, match="^publish: a name that .*Run pip install huggingface_hub"):
-        run_script(publish.main, "publish")
 
 
 def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):

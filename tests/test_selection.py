@@ -355,7 +355,6 @@ def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
 
 @pytest.mark.parametrize("base", [0.945, 0.5])
 def test_every_fall_of_the_networks_error_is_a_better_score_above_its_bases_error_too(base):
-    """So patience does not end a training whose error falls from 0.997 to 0.628."""
     found = [
         scores_of({"a": squares_of([error], [base])}) for error in torch.linspace(0.997, 0.628, 12).tolist()
     ]

@@ -70,7 +70,6 @@ from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.select import Decision
 from ups.training.artifact import finished_stage, of_stage
-from ups.training.optim import split_parameters
 from ups_discovery.seeds import generator
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -334,12 +333,6 @@ def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain
         assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), (
             stage
         )
-
-
-def test_the_student_trains_as_many_matrices_under_muon_as_its_teacher(chain):
-    for stage in ("consistency", "scoring"):
-        one, two = (load_corrector(chain / "smoke" / folder) for folder in ("diffusion", stage))
-        assert len(split_parameters(one)[0]) == len(split_parameters(two)[0]) == 2
 
 
 def test_the_tuned_student_is_kept_only_if_validation_improves(chain):
@@ -850,14 +843,6 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
 
 
 @torch.no_grad()
-def test_leads_and_members_have_noise_of_their_own(ensembles):
-    parts = [part.flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
-    draws = torch.cat(parts)
-    # 32 numbers each
-    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48
-
-
-@torch.no_grad()
 def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(ensembles, hidden):
     windows = one_step(ensembles, 6, 3, ensembles.names)
     samples, again = windows.samples, one_step(ensembles, 6, 3, ["corrector"]).samples
@@ -1115,19 +1100,6 @@ def test_a_scale_that_does_not_carry_over_to_validation_is_refused(chain, tmp_pa
     assert "(diffusion.max_whitened_std). Reserve more trajectories" in last
 
 
-def test_a_corrector_over_an_operator_of_another_configuration_is_refused_before_anything_is_made(
-    chain, tmp_path, run_here
-):
-    code, output = run_here(
-        "diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "operator.model.width=24"
-    )
-    assert (
-        code == 2
-        and "smoke/operator was started with another configuration (operator.model.width 16 -> 24)" in output
-    )
-    assert not (tmp_path / "smoke" / "diffusion").exists() and "Traceback" not in output
-
-
 @pytest.mark.gpu
 def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):
     codes, logs = start(
@@ -1181,9 +1153,7 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
         ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
         ("evaluate.num_bootstrap=1", "evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval"),
         ("operator.optim.muon_lr=1e300", r"muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"),
-        ("consistency.members=1", "consistency.members is 1; expected at least 2"),
         ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
-        ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),
         (
             "consistency.pool_batches=6",
             "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time",
@@ -1194,14 +1164,9 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
             r"evaluate.spread_skill is \[1.25, 0.8\]; expected a lower and an upper bound",
         ),
         (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a fraction in \[0, 1\)"),
-        (f"task.{HIDDEN}.reserve=-0.1", rf"task.{HIDDEN}.reserve is -0.1; expected a fraction in \[0, 1\)"),
         ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
-        ("steady.model.kernel_size=4", "steady.model.kernel_size is 4; expected an odd number"),
         ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
         ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
-        ("steady.scale_steps=0", "steady.scale_steps is 0; expected a positive number"),
-        ("scoring.train.steps=0", "scoring.train.steps is 0; expected a positive number"),
-        ("steady.sampler_steps=0", "steady.sampler_steps is 0; expected a positive number"),
         ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
         (
             f"task.{STEADY}.space_stride=2",

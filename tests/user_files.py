@@ -178,13 +178,13 @@ def described(folder, **arrays):
 
 def counted_requests(monkeypatch):
     """Counter of the requests to the reading process, by method of the first of a trip; "all" of any."""
-    asked, send = Counter(), ReadingProcess._send
+    asked, replies = Counter(), ReadingProcess.replies
 
     def counted(process, path, requests):
         asked.update((requests[0][0], "all"))
-        send(process, path, requests)
+        return replies(process, path, requests)
 
-    monkeypatch.setattr(ReadingProcess, "_send", counted)
+    monkeypatch.setattr(ReadingProcess, "replies", counted)
     return asked
 
 

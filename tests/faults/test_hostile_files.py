@@ -398,31 +398,9 @@ process.serve(opened)
             open_store(waves_in(tmp_path / "bad.npy"))
         assert len(str(error.value).splitlines()) == 1
         assert np.array_equal(before.read("sound"), WAVES) and before.array("sound").shape == WAVES.shape
-    # a file that is opened early is blamed in its turn, and the one in use is read
-    with open_store(tmp_path / "sound.npy", tmp_path / "bad.npy") as after:
-        assert np.array_equal(after.read("sound", (slice(3, 5), 0)), WAVES[3:5, 0])
-    with pytest.raises(ValueError, match=f"bad.npy {words}"):
-        open_store(tmp_path / "bad.npy", tmp_path / "sound.npy")
-    with open_store(tmp_path / "sound.npy", tmp_path / "bad.npy"):
-        pass
-    with pytest.raises(ValueError, match=f"bad.npy {words}"):
-        open_store(tmp_path / "bad.npy")
     with open_store(tmp_path / "sound.npy") as last:
         assert np.array_equal(last.read("sound"), WAVES)
     process.running().end()
-
-
-def test_a_file_that_changes_or_goes_after_it_was_opened_early_is_read_as_it_is(tmp_path):
-    paths = [waves_in(tmp_path / f"{number}.npy") for number in range(4)]
-    with open_store(paths[0], paths[1]) as store:
-        np.save(paths[1], -WAVES)
-        assert np.array_equal(store.read("0"), WAVES)
-    with open_store(paths[1], paths[2]) as store:  # its opening was given up
-        assert np.array_equal(store.read("1"), -WAVES)
-        paths[2].unlink()
-    with open_store(paths[3]) as store, pytest.raises(FileNotFoundError, match=r"2\.npy"):
-        assert np.array_equal(store.read("3"), WAVES)
-        open_store(paths[2])
 
 
 def test_a_message_that_makes_an_object_is_one_line_and_the_next_file_is_read(tmp_path, monkeypatch):

@@ -188,7 +188,6 @@ class TrainConfig:
     keep: Annotated[
         int, Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")
     ]
-    patience: int
     max_skips: Annotated[int, Positive]
     hang_s: Annotated[float, Positive]
     timeout_s: Annotated[float, Positive]

@@ -233,14 +233,6 @@ class Cache:
         frames = (starts.view(-1, 1) + torch.arange(length)) % self.num_frames
         return z[torch.arange(len(z), device=z.device)[:, None], send(frames.expand(len(z), -1), z.device)]
 
-    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int, device: torch.device | str) -> None:
-        """Read the next batch (and its `inputs` or `forcing`) into pinned memory while a GPU computes.
-
-        Does nothing for other devices, and for latents that were copied to the GPU.
-        """
-        for latents, _ in self._groups.values():
-            latents.read_ahead(rows, starts, length, torch.device(device))
-
     def __reduce__(self) -> tuple:
         return Cache, (self.path, self.settings, "quick")
 

@@ -17,8 +17,6 @@ from ups.common.progress import beat
 from ups.data.seal import refusal
 from ups.data.tokenizer import Tokenizer
 
-ASYNCHRONOUS = ("cuda",)  # devices that compute while the host reads the next batch
-
 
 class Latents:
     """An array (num_rows, num_frames, *tokens, dim) and one CRC-32 per row.
@@ -35,7 +33,6 @@ class Latents:
         with open(self.handle, "rb", closefd=False) as file:
             self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
         self.size, self.is_placed = os.fstat(self.handle).st_size, False
-        self.ahead: dict[tuple, Tensor] = {}  # windows that `read_ahead` has read, by their request
         self.changed: tuple[int, int] | None = None  # times of the file's last change, when rows were checked
         self.is_checked = np.zeros(self.shape[0], bool)
         with warnings.catch_warnings():
@@ -65,18 +62,9 @@ class Latents:
     ) -> Tensor:
         """Windows (B, length, *tokens, dim), float32, on `device`; see `Cache.batch`."""
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
-        z = self.ahead.pop(_request(rows, starts, length), None) if self.ahead else None
-        z = self._read(rows, starts, length) if z is None else z
+        z = self._read(rows, starts, length)
         z = z if self.is_placed else send(z, device)
         return z.to(device, torch.float32).view(len(rows), length, *self.shape[2:])
-
-    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int, device: torch.device) -> None:
-        """Read the windows of the next `gather` into pinned memory; see `Cache.read_ahead`."""
-        if device.type in ASYNCHRONOUS and not self.is_placed:
-            starts = torch.as_tensor(starts, dtype=torch.int64)
-            z = self._read(rows, starts, length)
-            z = z.pin_memory() if device.type == "cuda" else z
-            self.ahead = {_request(rows, starts, length): z}
 
     def _read(self, rows: Tensor, starts: Tensor, length: int) -> Tensor:
         """Windows (B, length * frame), in the stored type, on the device of the frames."""
@@ -129,11 +117,6 @@ class Latents:
         frames = self.frames.to(device, copy=True)
         self.verify()  # again, in case the file was written to meanwhile
         self.frames, self.is_placed = frames, True
-
-
-def _request(rows: Tensor, starts: Tensor, length: int) -> tuple:
-    """A key of the windows that `gather` returns for these arguments."""
-    return rows.numpy().tobytes(), starts.numpy().tobytes(), length
 
 
 def is_within(values: Tensor, last: int) -> bool:

@@ -129,7 +129,7 @@ class Published(Store):
 
 
 @contextlib.contextmanager
-def open_published(path: Path, _following: Path | None = None, *, task: Task) -> Iterator[Published]:
+def open_published(path: Path, *, task: Task) -> Iterator[Published]:
     """The file of a task, for `Trajectories.read`."""
     with opened(path, task.name) as file:
         yield Published(file, path, task)

@@ -144,8 +144,3 @@ class Windows:
         is_unrolled = batch.step >= (1 - settings.unroll_fraction) * settings.train.steps
         num_new = task.bundle * (self.calls[batch.task] if is_unrolled else 1)
         return rows, batch.starts[shard_rows] + task.train_from, task.history + num_new
-
-    def read_ahead(self, batch: Batch, device: torch.device, shard_rows: slice) -> None:
-        """Start to load what `read` returns for this batch of a coming step."""
-        if batch.step < self.settings.train.steps:
-            self.caches[batch.task].read_ahead(*self._window(batch, shard_rows), device)

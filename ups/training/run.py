@@ -31,7 +31,7 @@ from ups.training.ranks import Ranks
 from ups.training.sharding import full_weights
 from ups.training.strategies import LossFunction, is_fsdp_requested, require_fsdp, strategy_of
 from ups.training.track import MetricsLog, Tracker, check_tracker
-from ups.training.update import Counters, ReadAhead, Updates, read_nothing
+from ups.training.update import Counters, Updates
 from ups.training.weights import write_weights
 from ups_discovery.seeds import generator
 
@@ -207,11 +207,11 @@ class Run:
                     raise Preempted(EXIT_STOPPED)
 
     def _is_over(self) -> bool:
-        return self.step >= self.train.steps or self.counters.is_stopped_early
+        return self.step >= self.train.steps or self.counters.is_skipped
 
     def skip_loop(self, reason: str) -> None:
         """Take no step: `steps` ends at once, and the weights are exported as they are."""
-        self.counters.is_stopped_early = True
+        self.counters.is_skipped = True
         self.print(f"no training: {reason}")
 
     def is_due(self, every: int) -> bool:
@@ -219,27 +219,20 @@ class Run:
         step = self.counters.step
         return every > 0 and (step % every == 0 or step == self.train.steps)
 
-    def update(
-        self,
-        loss_function: LossFunction,
-        size: int,
-        read_ahead: ReadAhead = read_nothing,
-        only: str | None = None,
-    ) -> bool:
+    def update(self, loss_function: LossFunction, size: int, only: str | None = None) -> bool:
         """One optimizer update over the global batch; whether the weights changed (False: skipped as
         non-finite).
 
         loss_function(rows): the mean loss over these rows of this rank's shard of the batch, and metrics
         likewise. It is called for each micro-batch of the `size` rows of this rank, must not communicate and
         may raise anything. The gradient is that of the mean over the global batch, for any sizes.
-        read_ahead(rows): reads the first rows of the next step while a GPU computes this one. only: the
-        batch's task; private weights of other tasks stay unchanged. Raises StageError on all ranks.
+        only: the batch's task; private weights of other tasks stay unchanged. Raises StageError on all ranks.
         """
         if self._is_updated:
             raise RuntimeError(
                 "run.update outside run.steps() or twice in a step; expected once in every turn of the loop."
             )
-        done = self.updates.update(loss_function, size, read_ahead, only)
+        done = self.updates.update(loss_function, size, only)
         self._is_updated, self.is_preempted = True, done.is_told_to_stop
         self.metrics.add(done)
         if done.is_finite:
@@ -255,37 +248,24 @@ class Run:
         self.metrics.log({f"validation/{name}": value for name, value in metrics.items()})
         self.print(f"step {self.step}: {text}")
 
-    def keep_best(self, score: float, second: float = math.inf) -> bool:
-        """Keep the averaged weights if `score` is the lowest so far, or equals it and `second` is the lowest;
-        whether they are kept. Rank 0's scores count. A collective.
-
-        The loop ends after train.patience calls (0: never) in which neither score became lower.
-        """
+    def keep_best(self, score: float, second: float = math.inf) -> None:
+        """Keep the averaged weights if `score` is the lowest so far, or equals it and `second` is the lowest.
+        Rank 0's scores count. A collective."""
         score, second = map(float, self.ranks.gather((score, second))[0])
         counters = self.counters
         is_lower = second < counters.lowest_second
         is_better = score < counters.best_score or (score == counters.best_score and is_lower)
         counters.best_score = score if is_better else counters.best_score
         counters.lowest_second = second if is_lower else counters.lowest_second
-        return self.keep_if(is_better, is_lower)
+        self.keep_if(is_better)
 
-    def keep_if(self, is_better: bool, is_promising: bool = False) -> bool:
-        """`keep_best` with a decision instead of a score. Promising weights do not count against patience.
+    def keep_if(self, is_better: bool) -> None:
+        """`keep_best` with a decision instead of a score.
 
         Rank 0's decision counts. A collective. Checkpoints hold the kept weights; `finish` exports them.
         """
-        is_better = bool(self.ranks.gather(bool(is_better))[0])
-        counters = self.counters
-        counters.num_without_better = 0 if is_better or is_promising else counters.num_without_better + 1
-        if is_better:
+        if self.ranks.gather(bool(is_better))[0]:
             self.updates.best_weights = self.updates.ema.snapshot()
-        elif self.train.patience and counters.num_without_better >= self.train.patience:
-            counters.is_stopped_early = True
-            self.print(
-                f"stopping early at step {self.step}: {counters.num_without_better} validations without a "
-                f"better score"
-            )
-        return is_better
 
     # ---------------------------------------------------------------- end
 

@@ -27,14 +27,9 @@ from ups.training.optim import EMA, aligned, build_optimizer, learning_rate, pla
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction, SplitLoss
 
-ReadAhead = Callable[[slice], object]  # reads the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # counts before the gradients, summed over ranks
 GRADIENTS = aligned(SQUARES + 1)  # the first number of the gradients in the buffer
 WATCH_S = 0.02  # for which a rank on a CPU polls for the end of the all-reduce
-
-
-def read_nothing(rows: slice) -> None:
-    """The `ReadAhead` of stages that read nothing ahead."""
 
 
 def wait_for(work: dist.Work, device: torch.device) -> None:
@@ -64,8 +59,8 @@ def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
 class Counters:
     """Step, micro-batch, skips and scores of a run: equal on all ranks, part of every checkpoint.
 
-    micro_batch_asked: the setting, of which micro_batch is what fits. num_without_better: validations in a
-    row, for early stopping; best_score and lowest_second: of `Run.keep_best`.
+    micro_batch_asked: the setting, of which micro_batch is what fits. best_score and lowest_second: of
+    `Run.keep_best`. is_skipped: no step is taken.
     """
 
     micro_batch: int
@@ -73,10 +68,9 @@ class Counters:
     step: int = 0
     num_skipped: int = 0
     num_skipped_in_row: int = 0
-    num_without_better: int = 0
     best_score: float = math.inf
     lowest_second: float = math.inf
-    is_stopped_early: bool = False
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,13 +113,7 @@ class Updates:
             self.optimizer.call = Captured(CudaGraphs.of(ranks.device), ranks.print)
             model.call = self.optimizer.call.evaluate  # of `TaskNetwork`
 
-    def update(
-        self,
-        loss_function: LossFunction,
-        size: int,
-        read_ahead: ReadAhead = read_nothing,
-        only: str | None = None,
-    ) -> Update:
+    def update(self, loss_function: LossFunction, size: int, only: str | None = None) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`.
 
         A collective. The gradient is computed again, with half the micro-batch, while any rank runs out of
@@ -138,7 +126,7 @@ class Updates:
         random_state = torch_random_state(self.ranks.device)
         while True:
             with self.ranks.phase(doing):
-                metrics, cause = self._backward(loss_function, size, read_ahead)
+                metrics, cause = self._backward(loss_function, size)
             with self.ranks.activity.waiting("summing gradients"):
                 summed = self.strategy.to_sum(self._buffer, self._counts, GRADIENTS)
                 if self.ranks.world > 1:
@@ -164,13 +152,8 @@ class Updates:
         self.counters.step = self.ranks.activity.step = step + 1
         return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
 
-    def _backward(
-        self, loss_function: LossFunction, size: int, read_ahead: ReadAhead = read_nothing
-    ) -> tuple[list, str | None]:
-        """Fill the buffer with this rank's counts and gradients; (metrics, cause of a failure).
-
-        `read_ahead` is called when a GPU has all its work.
-        """
+    def _backward(self, loss_function: LossFunction, size: int) -> tuple[list, str | None]:
+        """Fill the buffer with this rank's counts and gradients; (metrics, cause of a failure)."""
         self._buffer.zero_()
         metrics, status, cause = [], None, None
         try:
@@ -190,7 +173,6 @@ class Updates:
                     (name, torch.as_tensor(value).detach().float().clone(), num_rows)
                     for name, value in values.items()
                 ]
-            read_ahead(slice(0, self.counters.micro_batch))
         except Exception as error:
             is_memory = is_out_of_memory(error)
             if not self.strategy.is_agreed:  # the others are in a collective of this pass

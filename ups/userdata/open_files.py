@@ -72,8 +72,8 @@ def open_user_files(
     """
     key = f"task.{task.name}"
     found: list[_Checked] = []
-    for path, following in zip(paths, [*paths[1:], None], strict=True):
-        with open_store(path, following) as store:
+    for path in paths:
+        with open_store(path) as store:
             sizes = measure(key, store, task.arrays)
             sizes |= {axis: sizes[axis] - 1 for axis in task.user_facts.get("repeated", ())}
             resolution = tuple(resolution) or tuple(sizes[axis] for axis in task.axes)

@@ -75,7 +75,7 @@ class Trajectories:
     is_cut: bool = False
     parameter: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    opened: Callable[[Path, Path | None], AbstractContextManager[Store]] = open_store
+    opened: Callable[[Path], AbstractContextManager[Store]] = open_store
     _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
     _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
 
@@ -156,11 +156,8 @@ class Trajectories:
             following = (0, 0, self.num_frames)  # windows that follow each other are read as one film
         breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
         runs = pairwise([0, *breaks.tolist(), len(rows)])  # of rows that lie side by side in one file
-        # opened once
-        in_files = [(file, [*pieces]) for file, pieces in groupby(runs, lambda run: rows[run[0], 0])]
-        nexts = [self.files[file].path for file, _ in in_files[1:]]
-        for (file, pieces), after in zip(in_files, [*nexts, None], strict=True):
-            with nullcontext(store) if store else self.opened(self.files[file].path, after) as held:
+        for file, pieces in groupby(runs, lambda run: rows[run[0], 0]):  # which is opened once
+            with nullcontext(store) if store else self.opened(self.files[file].path) as held:
                 for (start, stop), place in product(pieces, self.arrays):
                     _, number, begin = rows[start].tolist()
                     part, wanted = out[start:stop], frames

@@ -30,16 +30,16 @@ UNPACK = {
 PACKED = f"expected {KINDS}. Unpack it (%s), and describe what comes out."
 
 
-def open_store(path: str | Path, following: Path | None = None) -> Store:
-    """The open file (a folder for zarr), for use in `with`; it is read in a process of its own. following: a
-    file that will be opened next. Raises FileNotFoundError or ValueError, which name the kinds that can be
-    read, and the library to install if one is missing."""
+def open_store(path: str | Path) -> Store:
+    """The open file (a folder for zarr), for use in `with`; it is read in a process of its own.
+    Raises FileNotFoundError or ValueError, which name the kinds that can be read, and the library to install
+    if one is missing."""
     parts = parts_of(require_plain_name(str(path), "the path of a file"))
     if len(parts) > 1:
         from ups.userdata.readers.together import Together
 
         return Together(parts, open_store)
-    return Foreign(Path(path), following)
+    return Foreign(Path(path))
 
 
 def serve_files() -> None:

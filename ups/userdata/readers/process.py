@@ -3,8 +3,7 @@
 One process serves a command and all its files. A file that crashes a library or needs more than the budget
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
 
-What was asked of one file of a set is sent with the opening of the next one, which takes one trip, and while
-one file is in use the next one of a set is opened.
+What was asked of one file of a set is sent with the opening of the next one, which takes one trip.
 """
 
 import builtins
@@ -20,8 +19,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,29 +63,9 @@ class Messages(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class DiedOfAnother(Exception):
-    """The reading process died of a file that was opened early."""
-
-
-@dataclass
-class Opening:
-    """The opening of a file, with what was asked of the last one of its form. identity: of the file; number:
-    its own in the reading process; replies: () until they are here."""
-
-    path: Path
-    identity: tuple
-    number: int
-    ahead: list[tuple]
-    replies: Sequence[Reply | None] = ()
-
-    @property
-    def requests(self) -> list[tuple]:
-        return [(method, self.number, *given) for method, *given in [("open", self.path), *self.ahead]]
-
-
 class ReadingProcess:
     """A running process that answers calls of the methods of its open files. command: of Python, which calls
-    `serve`. early: the file that is opened before its turn."""
+    `serve`."""
 
     def __init__(self, command: str = "") -> None:
         require_posix("reading files of data")
@@ -103,7 +81,6 @@ class ReadingProcess:
         self.owner, self.lock = os.getpid(), threading.Lock()
         self.closed: list[int] = []  # files to close before the next request
         self.numbers = itertools.count()  # of files that are opened
-        self.early: Opening | None = None
 
     def call(self, path: Path | str, *request: Any) -> Any:
         """The answer to a request (method, number of an open file, arguments). Raises its error."""
@@ -111,47 +88,11 @@ class ReadingProcess:
 
     def replies(self, path: Path | str, requests: list[tuple]) -> list[Reply | None]:
         """The reply to the first request, and those to further ones which are sent ahead: none if the first
-        fails, and None for a large array. Raises DamagedError if the process died of the file, and
-        DiedOfAnother."""
-        with self.lock:
-            self._receive_early()
-            self._send(path, requests)
-            return self._receive(path)
-
-    def open_early(self, opening: Opening) -> None:
-        """Let a file be opened while another one is in use."""
-        with self.lock, contextlib.suppress(DamagedError):  # if it died of the file before
-            if self.early is None:
-                self._send(opening.path, opening.requests)
-                self.early = opening
-
-    def opened_early(self, identity: tuple) -> Opening | None:
-        """The opening of this file, if it was opened early; that of another one is given up."""
-        with self.lock:
-            if self.early and self.early.identity != identity:
-                self._receive_early()
-                self.closed.append(self.early.number)
-                self.early = None
-            early, self.early = self.early, None
-            if early and not early.replies:
-                early.replies = self._receive(early.path)
-            return early
-
-    def _receive_early(self) -> None:
-        if self.early and not self.early.replies:
-            try:
-                self.early.replies = self._receive(self.early.path)
-            except DamagedError:  # it is said in its turn
-                raise DiedOfAnother from None
-
-    def _send(self, path: Path | str, requests: list[tuple]) -> None:
-        message, self.closed = (os.getcwd(), self.closed, requests), []
-        with self._ended_by(path):
+        fails, and None for a large array. Raises DamagedError if the process died of the file."""
+        with self.lock, self._ended_by(path):
+            message, self.closed = (os.getcwd(), self.closed, requests), []
             pickle.dump(message, self.process.stdin, pickle.HIGHEST_PROTOCOL)
             self.process.stdin.flush()
-
-    def _receive(self, path: Path | str) -> list[Reply | None]:
-        with self._ended_by(path):
             return Messages(self.process.stdout).load()
 
     @contextlib.contextmanager
@@ -230,45 +171,33 @@ def _form(path: Path) -> str:
 
 class Foreign(Store):
     """A file that is open in the reading process. It is opened again where another file ended that.
-    following: the file that is opened next; ahead: replies that came with the opening."""
+    ahead: replies that came with the opening."""
 
-    def __init__(self, path: Path, following: Path | None = None):
+    def __init__(self, path: Path):
         super().__init__(path)
-        self.process, self.numbers, self.identity = None, {}, _identity(path)
-        self.known = _answers(*self.identity) if self.identity else {}
+        self.process, self.numbers, identity = None, {}, _identity(path)
+        self.known = _answers(*identity) if identity else {}
         self.asked: dict[tuple, None] = {}
         self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name))
         self._open()
-        if following and (identity := _identity(following)):
-            self.process.open_early(self._opening(following, identity))
-
-    def _opening(self, path: Path, identity: tuple, known: Container[tuple] = ()) -> Opening:
-        usual = [request for request in USUAL.get(_form(path), ()) if request not in known]
-        return Opening(path, identity, next(self.process.numbers), usual)
 
     def _open(self) -> None:
-        opening = None
-        while opening is None or not opening.replies:
-            self.process = running()
-            with contextlib.suppress(DiedOfAnother):
-                opening = self.process.opened_early(self.identity)
-                opening = opening or self._opening(self.path, self.identity, self.known)
-                opening.replies = opening.replies or self.process.replies(self.path, opening.requests)
-        self.number = opening.number
-        first, *others = opening.replies
+        self.process = running()
+        self.number = next(self.process.numbers)
+        usual = [request for request in USUAL.get(_form(self.path), ()) if request not in self.known]
+        requests = [(method, self.number, *given) for method, *given in [("open", self.path), *usual]]
+        first, *others = self.process.replies(self.path, requests)
         self.is_single = answer_of(first)
-        self.ahead = {request: reply for request, reply in zip(opening.ahead, others, strict=True) if reply}
+        self.ahead = {request: reply for request, reply in zip(usual, others, strict=True) if reply}
 
     def _ask(self, *request: Any) -> Any:
         self.asked[request] = None
         return answer_of(self.ahead.pop(request)) if request in self.ahead else self._call(*request)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        while True:
-            if self.process is not running():
-                self._open()
-            with contextlib.suppress(DiedOfAnother):
-                return self.process.call(self.path, method, self.number, *arguments)
+        if self.process is not running():
+            self._open()
+        return self.process.call(self.path, method, self.number, *arguments)
 
     def _once(self, *request: Any) -> Any:
         if request not in self.known:
