@@ -41,11 +41,6 @@ def describe(cache: Cache) -> str:
             line = f"  floor on {split}: nRMSE " + (", ".join(fields) or "undefined (the truth is zero)")
             if floor["over_change"] is not None:
                 line += f"; {floor['over_change']:.2e} of the one-step change"
-                line += (
-                    f" ({floor['rounding_over_change']:.2e} by rounding)"
-                    if floor["rounding_over_change"]
-                    else ""
-                )
             lines.append(line)
     return "\n".join(lines)
 

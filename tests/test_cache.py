@@ -302,23 +302,6 @@ def test_fingerprint_follows_the_data_and_the_settings(built, tmp_path):
     assert len(prints) == 5
 
 
-def test_float16_halves_the_latents_and_reports_what_rounding_costs(built, tmp_path):
-    config = settings(tmp_path, f"data.root={built.data.root}", "cache.dtype=float16")
-    build_cache(config, "advection1d", progress=False)
-    half, full = open_cache(config, "advection1d"), open_cache(built, "advection1d")
-    assert 2 * half.num_bytes == full.num_bytes
-    z, exact = half.batch([4], 1, 3), full.batch([4], 1, 3)
-    assert (
-        z.dtype == torch.float32
-        and torch.allclose(z, exact, rtol=2**-11, atol=1e-6)
-        and not torch.equal(z, exact)
-    )
-    assert (
-        half.floor["val"]["state"]["rounding_over_change"] > 1e-5 > full.floor["val"]["state"]["over_change"]
-    )
-    assert full.floor["val"]["state"]["rounding_over_change"] == 0
-
-
 # ---------------------------------------------------------------------------------------------------- sharing
 
 
@@ -456,7 +439,6 @@ def test_missing_cache_names_make_cache(built, tmp_path):
         ("task.advection1d.patch=8", "patch 4 -> 8"),
         ("task.advection1d.dim=3", "dim 0 -> 3"),
         ("task.advection1d.time_stride=2", "time_stride 1 -> 2"),
-        ("cache.dtype=float16", "dtype 'float32' -> 'float16'"),
         ("data.val_fraction=0.2", "val_fraction 0.1 -> 0.2"),
         ("task.advection1d.parameters=[0.4,4.0]", "parameters"),
         ("data.seed=7", "seed 2022 -> 7"),
@@ -650,17 +632,6 @@ def test_data_that_change_while_being_read_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cache_build, "_allocate", touch)
     with pytest.raises(ValueError, match="changed while they were read"):
-        build_cache(config, "advection1d", progress=False)
-
-
-def test_float16_overflow_is_refused(built, tmp_path, monkeypatch):
-    config = fresh(built, tmp_path, "cache.dtype=float16")
-    monkeypatch.setattr(
-        cache_build.Tokenizer, "encode", lambda self, w: torch.full((len(w), FRAMES, 8, 4), 1e5)
-    )
-    with pytest.raises(
-        ValueError, match="overflow float16; expected them below 65504. Set cache.dtype=float32"
-    ):
         build_cache(config, "advection1d", progress=False)
 
 

@@ -144,7 +144,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         with h5py.File(small, "r") as file:
             shape, parts, floor = file["state/latents"].shape, {{}}, file["header"][()]
             codec = {{key: values[()] for key, values in file["state/tokenizer"].items()}}
-        _allocate(large, {{"state": (2 * num, *shape[1:])}}, "float32")
+        _allocate(large, {{"state": (2 * num, *shape[1:])}})
         cuts = np.split(np.arange(num), [num // 10, num // 5])
         with h5py.File(large, "r+", libver=LIBVER) as file:
             zeros = zlib.crc32(np.zeros(shape[1:], np.float32))

@@ -41,7 +41,7 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
         "include": str(ROOT / "configs" / "smoke.yaml"),
         "run": {"root": str(folder / "runs")},
         "data": {"tasks": ["made"], "source": "user"},
-        "cache": {"root": str(folder / "cache"), "dtype": "float32"},
+        "cache": {"root": str(folder / "cache")},
         "task": {
             "made": {
                 "files": str(folder / "u.h5"),

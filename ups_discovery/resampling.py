@@ -126,16 +126,6 @@ class Resampled:
             losses.append(losses_of_sets(outsides, sets, values)[torch.arange(len(best)), best] / units)
         return cls(paths, sizes, torch.stack(losses, 1), {size: pool[size] for size in sizes})
 
-    @property
-    def best(self) -> Tensor:
-        """The losses (samples,) of the size with the least median."""
-        return self.losses[:, int(self.losses.median(0).values.argmin())]
-
-
-def fraction_as_good(losses: Tensor, best: Tensor) -> Tensor:
-    """The fraction of the samples, dimension 0, in which losses are as good as the best ones."""
-    return (losses - best <= MIN_RESIDUAL).double().mean(0)
-
 
 def residual_of(blocks: Tensor, columns: list[int], values: Tensor) -> tuple[float, float]:
     """The squared residual with these values of columns, as a fraction of the target's square, and its
@@ -169,12 +159,13 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
     if not tried:
         return [], []
     # the fewest terms of any tier that are as good as the best of all tiers
-    best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
+    every = (losses for one in tried for losses in one.losses.mT)
+    best = min(every, key=lambda losses: float(losses.median()))
     size, place = min(
         (size, place)
         for place, one in enumerate(tried)
         for size, losses in zip(one.sizes, one.losses.mT, strict=True)
-        if fraction_as_good(losses, best) >= MIN_TIES
+        if (losses - best <= MIN_RESIDUAL).double().mean() >= MIN_TIES
     )
     preferred, total = [path[size] for path in tried[place].paths], blocks.sum(0)
     fitting_best = min(preferred, key=lambda columns: fit(total, columns))

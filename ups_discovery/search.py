@@ -17,7 +17,6 @@ from ups_discovery.integrator import Integrator, Model
 from ups_discovery.progress import beat
 from ups_discovery.shooting import Shooting, last_shooting, shot_model
 from ups_discovery.statement import FoundEquation, described
-from ups_discovery.terms import Term
 from ups_discovery.weak import NoisyFilms
 from ups_discovery.windows import FilmWindows
 
@@ -144,7 +143,12 @@ def candidate(
 ) -> Candidate:
     """The candidate of the equations of all parameter values."""
     library, models = found[0].route.one.library, [one.model for one in found]
-    terms, weight = terms_of(models, library)
+    used = sorted({term for model in models for _, term in model.unknowns})
+    terms, num_channels = [library[term] for term in used], settings["num_channels"]
+    weight = torch.zeros(len(models), num_channels, len(used))
+    for row, model in zip(weight, models, strict=True):
+        for (channel, term), value in zip(model.unknowns, model.values.tolist(), strict=True):
+            row[channel, used.index(term)] = value
     settings = {
         **settings,
         "terms": terms,
@@ -160,17 +164,6 @@ def candidate(
     equation.low.copy_(torch.stack(low).amin(0))
     equation.high.copy_(torch.stack(high).amax(0))
     return f"{title.format(len(terms))}, {settings['num_steps']} steps a frame", settings, equation
-
-
-def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:
-    """The terms of the models of all parameter values, and their weights (values, C, terms)."""
-    used = sorted({term for model in models for _, term in model.unknowns})
-    num_channels = 1 + max(channel for model in models for channel, _ in model.unknowns)
-    weight = torch.zeros(len(models), num_channels, len(used))
-    for row, model in zip(weight, models, strict=True):
-        for (channel, term), value in zip(model.unknowns, model.values.tolist(), strict=True):
-            row[channel, used.index(term)] = value
-    return [terms[term] for term in used], weight
 
 
 def identify(

@@ -5,6 +5,7 @@ leave no more of the time derivative than it does, by the noise's standard error
 leaves too much."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -132,20 +133,29 @@ class WeakModel:
         return OTHERS if self.has_rivals else ""
 
 
-def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict) -> WeakModel | None:
+def weak_model(
+    films: Tensor,
+    sigma: Tensor,
+    library: list[Term],
+    settings: dict,
+    is_enough: Callable[[WeakModel], bool] = lambda _: True,
+) -> WeakModel | None:
     """The equation of films (rows, time, C, *space) with noise sigma (C,); None if no terms explain
     anything, or the films are too short.
 
-    Plain terms are tried first, and all terms if these leave too much."""
+    Plain terms are tried first, and all terms if these leave too much, or are not enough: derivatives of high
+    order mimic products that are missing (shallow water), and then short waves grow."""
     if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
         return None
     films = films[: max(1, MAX_VALUES // (films[0, :, 0].numel() * len(library)))]
     every, ndim = list(range(len(library))), len(settings["space"])
     plain = [place for place in every if plain_term(library[place], settings["positive"], ndim)]
     found = WeakModel.of(films, sigma, library, plain, settings)
-    if found is None or found.doubt(found.model) == UNCLEAR:
-        found = WeakModel.of(films, sigma, library, every, settings) or found
-    return found
+    is_clear = found is not None and found.doubt(found.model) != UNCLEAR
+    if is_clear and is_enough(found):
+        return found
+    other = WeakModel.of(films, sigma, library, every, settings)
+    return other if other and (not is_clear or is_enough(other)) else found
 
 
 @dataclass(frozen=True)
@@ -160,9 +170,17 @@ class NoisyFilms:
     def of(cls, one: Integrator, least_noise: float) -> "tuple[NoisyFilms, Model] | None":
         """The route and its equation, or None if that is no better than persistence. least_noise: of
         `FilmWindows`."""
-        weak = weak_model(one.windows.films, one.windows.noise, one.library, one.settings)
-        # errors of the stencils are less than much noise, and more than little
-        start = weak and one.with_converged_steps(replace(weak.model, is_finer=least_noise > 0))
+
+        def start_of(weak: WeakModel) -> Model | None:
+            # errors of the stencils are less than much noise, and more than little
+            return one.with_converged_steps(replace(weak.model, is_finer=least_noise > 0))
+
+        def is_useful(model: Model | None) -> bool:
+            return model is not None and one.error(model, one.windows.held_out) < one.persistence_error
+
+        films, noise = one.windows.films, one.windows.noise
+        weak = weak_model(films, noise, one.library, one.settings, lambda weak: is_useful(start_of(weak)))
+        start = weak and start_of(weak)
         if start is None:
             return None
         model = one.with_converged_steps(refined(one, start)) or start
@@ -170,10 +188,7 @@ class NoisyFilms:
         if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * weak.errors).any()):
             model = start
         # what happens in a window may be less than what its noise leaves there
-        is_useful = weak.doubt(model) != UNCLEAR
-        if is_useful or one.error(model, one.windows.held_out) < one.persistence_error:
-            return cls(one, weak), model
-        return None
+        return (cls(one, weak), model) if weak.doubt(model) != UNCLEAR or is_useful(model) else None
 
     def certainty(self, model: Model) -> Certainty:
         """Intervals by Student's t times the standard error of the weak form, plus what the fit of the

@@ -165,6 +165,7 @@ def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[su
     master, slave = os.openpty()
 
     def lead() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and rightly so by a stage
         os.setsid()
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 

@@ -51,7 +51,6 @@ class DataConfig:
 @dataclass(frozen=True)
 class CacheConfig:
     root: Annotated[str, Folder]
-    dtype: Literal["float32", "float16"]
     place: Literal["auto", "mmap", "device"]
     device_fraction: Annotated[float, Share]
     chunk: Annotated[int, Positive]

@@ -1,7 +1,7 @@
 """Latent cache: all trajectories of a task, encoded by its tokenizer, in one HDF5 file that any number of
 processes read.
 
-    /state/latents  (n, T, *tokens, dim) contiguous, float32 or float16; /state/checksums  CRC-32 of every row
+    /state/latents  (n, T, *tokens, dim) contiguous, float32; /state/checksums  CRC-32 of every row
     /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task,
     /forcing/... for forcing that is known in advance (a series as a field that is equal in every cell)
     /parameters (n, P), /parameter_index (n,), /trajectory (n,), /split/{train, val, test} (row numbers)
@@ -318,5 +318,5 @@ def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
             "val_fraction": data.val_fraction,
             "test_fraction": data.test_fraction,
         },
-        "cache": {"dtype": config.cache.dtype},
+        "cache": {"dtype": "float32"},
     }

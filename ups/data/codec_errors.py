@@ -23,24 +23,20 @@ class CodecErrors:
         """Add the next frames `u` (n, T, C, *space), whose latents were stored as `stored`."""
         codec = self.codec
         w = codec.normalise(u)
-        z, w_pred = codec.encode(w), codec.decode(stored.float())
+        w_pred = codec.decode(stored)
         self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
-        error, rounding = w_pred - w, w_pred - codec.decode(z)
         change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
         self.squares.append(
-            [
-                (x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True))
-                for x in (error, rounding, change)
-            ]
+            [(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in (w_pred - w, change)]
         )
         self.last = w[:, -1:].clone()
 
     def result(self) -> Tensor:
-        """Errors (n, C + 4), float64, of all frames added.
+        """Errors (n, C + 3), float64, of all frames added.
 
         Columns: relative error per frame of each channel (mean over frames; NaN if the truth is zero
-        throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error,
-        of the rounding to the stored type, and of the change from one frame to the next (NaN for one frame).
+        throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error
+        and of the change from one frame to the next (NaN for one frame).
         """
         errors, sizes = torch.cat(self.norms, 2)
         total, size = (norms.square().sum((1, 2)).sqrt() for norms in (errors, sizes))
@@ -54,16 +50,13 @@ class CodecErrors:
 
 
 def mean_floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
-    """Means of `CodecErrors.result` over trajectories, as JSON: nrmse per field and overall, error and
-    rounding over the one-step change."""
-    *channels, total, error, rounding, change = (
-        None if math.isnan(x) else x for x in errors.nanmean(0).tolist()
-    )
+    """Means of `CodecErrors.result` over trajectories, as JSON: nrmse per field and overall, and the error
+    over the one-step change."""
+    *channels, total, error, change = (None if math.isnan(x) else x for x in errors.nanmean(0).tolist())
     defined = [x for x in channels if x is not None]
     return {
         "nrmse": sum(defined) / len(defined) if defined else None,
         "nrmse_global": total,
         "fields": dict(zip(fields, channels, strict=True)),
         "over_change": math.sqrt(error / change) if change else None,
-        "rounding_over_change": math.sqrt(rounding / change) if change else None,
     }

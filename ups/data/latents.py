@@ -40,12 +40,11 @@ class Latents:
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
 
     def fits(self, num_rows: int, codec: Tokenizer, fields: tuple[str, ...]) -> bool:
-        """Whether the array holds `num_rows` trajectories of `fields` in the tokens of `codec`, in a type
-        that caches have."""
+        """Whether the array holds `num_rows` trajectories of `fields` in the tokens of `codec`."""
         return (
             codec.fields == fields
             and codec.is_sound()
-            and self.rows.dtype in (np.float32, np.float16)
+            and self.rows.dtype == np.float32
             and self.shape[0] == num_rows
             and self.shape[1] >= 1
             and self.shape[2:] == (*codec.tokens, codec.dim)
@@ -64,10 +63,10 @@ class Latents:
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
         z = self._read(rows, starts, length)
         z = z if self.is_placed else send(z, device)
-        return z.to(device, torch.float32).view(len(rows), length, *self.shape[2:])
+        return z.to(device).view(len(rows), length, *self.shape[2:])
 
     def _read(self, rows: Tensor, starts: Tensor, length: int) -> Tensor:
-        """Windows (B, length * frame), in the stored type, on the device of the frames."""
+        """Windows (B, length * frame) on the device of the frames."""
         beat()
         num_rows, num_frames = self.shape[:2]
         last_row, last_start = num_rows - 1, num_frames - length

@@ -246,7 +246,7 @@ class Tokenizer(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """The normalised field (..., C, *space) of latents (..., *tokens, dim); the adjoint of `encode`."""
         assert z.shape[-1] == self.dim, (z.shape, self.dim)
-        z = z.to(torch.promote_types(z.dtype, torch.float32))  # whatever a cache stores
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # a network may compute in bfloat16
         return self.masked(unpatchify(z @ self.basis.T.to(z.dtype), self.ndim, self.patch))
 
     def projected(self, w: Tensor) -> Tensor:
