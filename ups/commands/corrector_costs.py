@@ -3,7 +3,8 @@ correction, from starts that no training saw, and the number of runs after which
 
     N* = (data + training) / (seconds of a fine run - seconds of a corrected run)
 
-Seconds are processor time of one process; a run goes over the trained frames, one state at a time.
+Seconds are processor time of one process; a run goes over the trained frames, one state at a time. The
+numbers are refused where the measurement is not fair: `require_unseen` and the functions after it.
 """
 
 import json
@@ -14,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import ups
 from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.evaluation.break_even import train_seconds
+from ups.forecast_corrector import KEPT, StepCorrector
+from ups.metrics.errors import nrmse
 from ups.models.rollout import NUM_FIRST_CALLS
 
 MOST_RUNS, NUM_DRAWS = 20, 1000  # measured; resamples of an interval
+SAME = 1e-5  # relative: closer states are the same, as data are stored in float32
+# of the seconds of the step and of its correction, each alone: a run of both takes at least this, with noise
+NOT_LESS = 0.7
 Step = Callable[[np.ndarray], np.ndarray]
 
 
@@ -34,13 +41,72 @@ def run_of(step: Step, u: np.ndarray, num: int) -> tuple[np.ndarray, float]:
     return np.stack(frames), time.process_time() - started
 
 
-def relative_errors(u: np.ndarray, u_ref: np.ndarray) -> np.ndarray:
-    """nRMSE of every frame of u (frames, channel, *space): RMS of the error over RMS of the truth about its
-    mean."""
-    space = tuple(range(2, u.ndim))
-    error = np.square(u - u_ref).mean(space)
-    size = np.square(u_ref - u_ref.mean(space, keepdims=True)).mean(space)
-    return np.sqrt(error / np.maximum(size, 1e-30)).mean(1)
+def require_unseen(starts: np.ndarray, trained: np.ndarray) -> None:
+    """Raise ValueError if one of `starts` is one of the `trained` ones; both (n, channel, *space)."""
+    mine, others = (torch.from_numpy(np.asarray(u, np.float64)).flatten(1) for u in (starts, trained))
+    nearest = torch.cdist(mine, others).amin(1) / mine.norm(dim=1).clamp_min(1e-30)
+    if seen := (nearest < SAME).nonzero().flatten().tolist():
+        raise ValueError(
+            f"start {seen[0]} of those that are measured is also one of the training data, and "
+            f"{len(seen)} of {len(starts)} are; expected new ones. Let starts() give different states."
+        )
+
+
+def require_function(step: Step, u: np.ndarray) -> None:
+    """Raise ValueError if step(u) depends on the calls before it, as of one that holds the fine solution."""
+    first, _, again = (np.asarray(step(u[some][None])) for some in (0, -1, 0))
+    if not np.allclose(first, again, rtol=0, atol=SAME * abs(first).max()):
+        raise ValueError(
+            f"the same state gave another result after {len(u)} calls: they differ by "
+            f"{abs(first - again).max():.1e}; expected a step that depends on its arguments alone. Pass "
+            "what it needs in the state, or set what it keeps anew in every call."
+        )
+
+
+def require_conserved(theirs: np.ndarray, corrected: np.ndarray) -> None:
+    """Raise ValueError if runs (frames, channel, *space) of the step keep a mean that corrected runs do
+    not."""
+    space = tuple(range(2, theirs.ndim))
+    moved, mine = (
+        abs(np.diff(u.mean(space), axis=0)).max(0) / np.sqrt(np.square(theirs).mean((0, *space)))
+        for u in (theirs, corrected)
+    )
+    if (lost := (moved <= KEPT) & (mine > 10 * KEPT)).any():
+        raise ValueError(
+            f"corrected runs change the mean of channel {lost.argmax()} by {mine[lost][0]:.1e} of its RMS in "
+            f"a step, and the step does not; expected a correction without a mean. Train it again."
+        )
+
+
+def require_timed(coarse_s: Sequence[float], corrected_s: Sequence[float], alone_s: Sequence[float]) -> None:
+    """Raise ValueError if corrected runs take less than the step and its correction take apart; seconds of
+    runs, the last ones of the correction alone."""
+    if min(corrected_s) < NOT_LESS * (min(coarse_s) + min(alone_s)):
+        raise ValueError(
+            f"a corrected run takes {min(corrected_s):.3g} s; expected at least {min(coarse_s):.3g} s of the "
+            f"step and {min(alone_s):.3g} s of its correction: a part was not timed, or the machine was "
+            "busy. Repeat with --break-even."
+        )
+
+
+def corrected_runs(
+    correct: StepCorrector, starts: np.ndarray, num: int, trained: np.ndarray
+) -> dict[str, list[tuple[np.ndarray, float]]]:
+    """`run_of` all starts (n, channel, *space), "coarse" and "corrected". trained: starts of the training.
+    Raises ValueError if that is no fair measurement."""
+    require_unseen(starts, trained)
+    require_function(correct.theirs, starts)
+    found = {}
+    for name, one in {"coarse": correct.theirs, "corrected": correct}.items():
+        run_of(one, starts[0], NUM_FIRST_CALLS)  # compiles what is compiled, and makes the graph
+        found[name] = [run_of(one, u, num) for u in starts]
+    for (theirs, _), (mine, _) in zip(*found.values(), strict=True):
+        require_conserved(theirs, mine)
+    state, (_, batch, _) = starts[:1], correct._conditions(None, 1)
+    theirs = correct.theirs(state)
+    alone = [run_of(lambda u: correct.corrected(state, theirs, batch), starts[0], num)[1] for _ in starts]
+    require_timed(*([seconds for _, seconds in runs] for runs in found.values()), alone)
+    return found
 
 
 def paying_runs(
@@ -73,26 +139,26 @@ def break_even(run: Path, folder: Path, step: Step) -> str:
     task = folder.name
     cache = open_cache(load_config(folder / f"{task}.yaml"), task)
     correct, rows = ups.corrector(run, step, task), cache.split["test"][:MOST_RUNS]
-    z = cache.batch(rows, 0, cache.num_frames)
-    truth = correct.head.physical(z).double().numpy()
-    num, found = cache.num_frames - 1, {}
-    for name, one in {"coarse": correct.theirs, "corrected": correct}.items():
-        run_of(one, truth[0, 0], NUM_FIRST_CALLS)  # compiles what is compiled, and makes the graph
-        runs = [run_of(one, u[0], num) for u in truth]
-        errors = [relative_errors(u, u_ref[1:])[-1] for (u, _), u_ref in zip(runs, truth, strict=True)]
-        found[name] = float(np.mean(errors)), [seconds for _, seconds in runs]
+    num, errors, seconds = cache.num_frames - 1, {}, {}
+    truth, trained = (
+        correct.head.physical(cache.batch(some, 0, count)).double()
+        for some, count in ((rows, num + 1), (cache.split["train"], 1))
+    )
+    found = corrected_runs(correct, truth[:, 0].numpy(), num, trained[:, 0].numpy())
+    for name, runs in found.items():
+        last = torch.from_numpy(np.stack([u[-1:] for u, _ in runs]))
+        errors[name], seconds[name] = float(nrmse(last, truth[:, -1:]).mean()), [s for _, s in runs]
     made = json.loads((folder / "made.json").read_text(encoding="utf-8"))["parts"]
     count = len(cache.trajectory.unique())
     data, training = sum(made.values()), training_seconds(run, task)
     fine_s = [data / count] if len(made) == 1 else [s * len(made) / count for s in made.values()]
-    paid, low, high = paying_runs(data + training, fine_s, found["corrected"][1])
-    seconds = {name: float(np.mean(times)) for name, (_, times) in found.items()}
+    paid, low, high = paying_runs(data + training, fine_s, seconds["corrected"])
+    coarse_s, corrected_s = (float(np.mean(seconds[name])) for name in ("coarse", "corrected"))
     after = "never" if math.isinf(paid) else f"after {paid:.0f} [{low:.0f}, {high:.0f}] runs"
     states = correct.counts.pop("states")
-    errors = {name: error for name, (error, _) in found.items()}
     return (
         f"{task}: nRMSE at step {num}: {errors['coarse']:.2e} coarse, {errors['corrected']:.2e} corrected; "
-        f"seconds of such a run: {seconds['coarse']:.3g} coarse, {seconds['corrected']:.3g} corrected, "
+        f"seconds of such a run: {coarse_s:.3g} coarse, {corrected_s:.3g} corrected, "
         f"{np.mean(fine_s):.3g} fine; data {data:.0f} s, training {training:.0f} s: it pays {after}; "
         f"{correct.counts.total()} of {states} states without correction"
     )
