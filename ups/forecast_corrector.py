@@ -26,7 +26,7 @@ from ups.forecast_xarray import Field, as_tensor
 from ups.forecaster import Forecaster
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
-from ups.models.rollout import NUM_FIRST_CALLS
+from ups.models.rollout import NUM_FIRST_CALLS, traced
 
 # The RMS of a correction over that of the step's errors in training. In the runs of bench/corrector.py the
 # largest was 4, and 40 in states that then blew up.
@@ -209,7 +209,10 @@ class StepCorrector:
             result, calls = self._function(self.operator, *given), traces.calls[key]
             calls[0] += 1
             if calls[0] == NUM_FIRST_CALLS:
-                traces.trace(key, self._function, (self.operator, self.head), given, result, is_close)
+                others = [other for other in self.operator.heads.values() if other is not self.head]
+                shared = {id(part): part for part in (*others, self.base)}
+                function = self._function
+                traces.graphs[key] = traced(function, self.operator, shared, given, result, is_close)
         return result
 
     def _function(self, operator: Operator, u: Tensor, theirs: Tensor, *given: Tensor) -> Tensor:
