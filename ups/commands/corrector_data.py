@@ -16,7 +16,7 @@ Writes: FOLDER/part_NNNN.npz: trajectories of the fine solver, restricted to the
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,8 @@ def write_data(args: Any) -> None:
             "settings. Remove the folder, or name another RUN."
         )
     task, names = args.folder.name, args.fields.split(",")
-    fine = stepping(load_step(args.fine, task), args.dt)
+    fine = load_step(args.fine, task)
+    fine = partial(fine, dt=args.dt) if "dt" in inspect.signature(fine).parameters else fine
     starts = np.asarray(load_step(args.starts, task)())
     if starts.ndim < 3 or starts.shape[1] != len(names):
         raise ValueError(
@@ -119,11 +120,6 @@ def write_data(args: Any) -> None:
         write_json(record, made)
         print(f"{path}: {len(u)} trajectories in {made['parts'][path.name]:.1f} s", flush=True)
     write_config(args, starts.ndim - 2)
-
-
-def stepping(step: Callable, dt: float) -> Callable:
-    """step(u), with dt if the function accepts it."""
-    return partial(step, dt=dt) if "dt" in inspect.signature(step).parameters else step
 
 
 def write_config(args: Any, ndim: int) -> None:
