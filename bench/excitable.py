@@ -8,17 +8,33 @@ scores fair CRPS and for all leads the energy score of trajectories, over those 
 cheap ensemble and of the network trained by scores, with paired 95 % intervals over initial conditions. A new
 wave is at least CELLS connected cells in which u is above 0.5 at the first lead, and without kicks would be
 below 0.2: its number per sample, its area, and v there at the start, which is large in refractory tissue.
-`no_kicks` is the equation without noise. Writes bench/results/excitable/barkley2d.json, where entries of
-other seeds are kept; the table is made by bench/table.py.
+`no_kicks` is the equation without noise. Writes bench/results/NAME/barkley2d.json, NAME of the run, where
+entries of other seeds are kept; the table is made by bench/table.py.
+
+    python -m bench.excitable --climate 40 --config configs/excitable.yaml
+    python -m bench.excitable --climate 400 --task burgers1d_forced --starts 100 --exact 8 \
+        --config configs/small.yaml
+
+instead writes bench/results/climate/NAME.json: rollouts of so many frames, of one member from each start, by
+the samplers with at most one evaluation a frame. Figures are of the second half of the frames: variance and
+energy by octave over those of exact samples from the same starts, and the correlation with the start.
+
+    make train CONFIG=configs/excitable.yaml RUN=shown ARGS="data.tasks=[barkley2d_shown]"
+    python -m bench.excitable --control --config configs/excitable.yaml run.name=shown
+
+is the control, where the kicks are forcing, so the future is certain; it needs the cache of barkley2d too. It
+writes the spread of every ensemble and the error of its mean by lead, both over the spread of exact samples
+of barkley2d, to bench/results/excitable_control/, and the same at lead 1 over starts whose first frame has
+no kick.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -32,15 +48,17 @@ from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sa
 from ups.evaluation.truth import Truth, open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples
+from ups.metrics.intervals import Resamples, halves
 from ups.metrics.joint import score_joint
+from ups.metrics.spectra import octaves
 from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
 from ups_solvers import barkley
 
-TASK, LEADS, CELLS = "barkley2d", 4, 4
+TASK, SHOWN, LEADS, CELLS = "barkley2d", "barkley2d_shown", 4, 4
 CHEAP = ("operator", "dressed_conditional", "waves", "dressed_resampled", "analogs")
-RESULTS = Path(__file__).parent / "results" / "excitable"
+RESULTS = Path(__file__).parent / "results"
+KICK = 0.01  # largest value of the forcing `kick` in a frame without one
 
 
 def components(mask: Tensor) -> Tensor:
@@ -74,14 +92,8 @@ def new_waves(u: Tensor, quiet: Tensor, v: Tensor) -> dict[str, Any]:
 
 def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
     """The equation without noise, as an ensemble of one member."""
-    state = truth.frames(rows, truth.context - 1, 1)[:, 0].double()
-    steps = barkley.num_steps(truth.cache.dt, barkley.longest_step(barkley.SIDE / state.shape[-1]))
-    frames = []
-    for _ in range(LEADS):
-        for _ in range(steps):
-            state = barkley.advance(state, truth.cache.dt / steps, barkley.SIDE / state.shape[-1])
-        frames.append(state.float())
-    return torch.stack(frames, 1)[:, None]
+    with patch.object(barkley, "RATE", 0.0):
+        return sample_exactly(truth, 0, rows, LEADS, 1)
 
 
 def load(config: Config, task: str, *stages: str) -> tuple[Ensembles, Tensor]:
@@ -102,7 +114,7 @@ def scored_rows(config: Config, truth: Truth) -> Tensor:
 
 
 def assess(config: Config) -> dict[str, Any]:
-    """The models of a finished run on the split of evaluate.split."""
+    """The first leads of all models of a finished run on the split of evaluate.split."""
     settings, seed = config.evaluate, config.run.seed
     ensembles, rows = load(config, TASK)
     truth = ensembles.truth
@@ -126,15 +138,10 @@ def assess(config: Config) -> dict[str, Any]:
     }
     scores, models = {}, {}
     for model, make in forecasts.items():
-        started = time.perf_counter()
         members = make()
-        seconds = time.perf_counter() - started
         scores[model] = score(members)
-        row = summarise_ensemble(scores[model], Resamples(settings.num_bootstrap, seed, groups))
         models[model] = {
-            "ssr_by_lead": row["ssr_by_lead"]["value"],
             "new_waves": new_waves(members[:, :, 0, 0], quiet[:, 0, 0, 0], v),
-            "ms_per_state": 1e3 * seconds / members[:, :, :, 0, 0, 0].numel(),
             "evaluations": costs_per_state(ensembles, model, 32)["evaluations_per_state"]
             if model in ensembles.samplers
             else 0.0,
@@ -151,8 +158,82 @@ def assess(config: Config) -> dict[str, Any]:
             models[model][f"over {name}"] = {
                 key: ratios[key] for key in ("crps", "crps_by_lead", "trajectory_score") if key in ratios
             }
-    key = {"column": "ensembles", "seed": seed, "split": truth.split, "processor": processor("cpu")}
-    return {"key": key, "best_cheap": cheap, "starts": len(rows), "models": models}
+    return {"key": key_of(config, "ensembles"), "best_cheap": cheap, "starts": len(rows), "models": models}
+
+
+def late_figures(
+    u: Tensor, exact: Tensor, start: Tensor, boundary: str, resamples: Resamples
+) -> dict[str, Any]:
+    """Of the second half of rollouts u (n, 1, T, C, *space), by field: variance and energy by octave over
+    those of exact samples (n, K, T, C, *space), and correlation with the start (n, C, *space), also less
+    theirs."""
+    points = (0, 1, 2, *range(4, u.ndim))
+    mean, std = exact.double().mean(points, keepdim=True), exact.double().std(points, keepdim=True)
+
+    def moments(x: Tensor) -> Tensor:
+        d = (x[:, :, x.shape[2] // 2 :] - mean) / std
+        energy = octaves(d.flatten(0, 1), boundary).unflatten(0, d.shape[:2]).mean((1, 2))
+        products = (d.square(), d * ((start[:, None, None] - mean) / std))
+        return torch.cat([*(part.flatten(4).mean((1, 2, 4))[..., None] for part in products), energy], 2)
+
+    ours, theirs = moments(u), moments(exact)
+    kept = [0, *range(2, ours.shape[2])]
+    both = torch.cat([ours[:, :, kept].flatten(1), theirs[:, :, kept].flatten(1)], 1)
+    found = resamples.interval(both, halves)
+    return {
+        "over exact": {end: torch.tensor(row).view(-1, len(kept)).tolist() for end, row in found.items()},
+        "start": resamples.interval(ours[:, :, 1], lambda mean: mean),
+        "start less exact": resamples.interval(ours[:, :, 1] - theirs[:, :, 1], lambda mean: mean),
+    }
+
+
+def assess_climate(config: Config, task: str, num_frames: int, starts: int, samples: int) -> dict[str, Any]:
+    """Long rollouts of the cheap samplers of a finished run. samples: exact ones from each start."""
+    ensembles, rows = load(config, task)
+    truth, rows, seed = ensembles.truth, rows[:starts], config.run.seed
+    exact = sample_exactly(truth, seed + 3, rows, num_frames, 1 + samples)
+    start = truth.task.predicted(truth.frames(rows, truth.context - 1, 1))[:, 0]
+    resamples, models = Resamples(config.evaluate.num_bootstrap, seed), {}
+    cheap = [name for name, sampler in ensembles.samplers.items() if sampler.evaluations in (0, 1)]
+    for model in ("exact", *cheap):
+        u = exact[:, :1] if model == "exact" else rollouts(ensembles, model, rows, num_frames, 1)
+        models[model] = late_figures(u, exact[:, 1:], start, truth.task.boundary, resamples)
+        print(model, models[model], flush=True)
+    facts = {"task": task, "fields": [*truth.task.moving], "frames": num_frames, "starts": len(rows)}
+    base = ensembles.residuals.head.facts.base["name"]
+    return {"key": key_of(config, "climate"), "base": base, **facts, "models": models}
+
+
+def assess_control(config: Config) -> dict[str, Any]:
+    """The models of a finished run of barkley2d_shown."""
+    driven, (ensembles, rows) = open_truth(config, TASK), load(config, SHOWN)
+    starts = scored_rows(config, driven)
+    members = sample_exactly(driven, config.run.seed, starts, LEADS, config.evaluate.members)
+    scores = score_ensemble(members, driven.future(starts, LEADS), driven.task.boundary)
+    unit = summarise_ensemble(scores, Resamples(1, 0))["spread_by_lead"]
+    truth, head, models = ensembles.truth, ensembles.residuals.head, {}
+    u_ref, forcing = truth.future(rows, LEADS), truth.forced(rows, head, LEADS)
+    is_still = head.forcing_codec.denormalise(forcing)[:, 1, 0].flatten(1).amax(1) < KICK
+    for model in ("operator", *ensembles.samplers):
+        members = rollouts(ensembles, model, rows, LEADS, config.evaluate.members)
+        scores = score_ensemble(members, u_ref, truth.task.boundary)
+        still = summarise_ensemble({name: part[is_still] for name, part in scores.items()}, Resamples(1, 0))
+        every = summarise_ensemble(scores, Resamples(1, 0))
+        models[model] = {
+            name: {
+                "by_lead": [v / one for v, one in zip(every[f"{name}_by_lead"], unit, strict=True)],
+                "without_kick": still[f"{name}_by_lead"][0] / unit[0],
+            }
+            for name in ("spread", "rmse")
+        }
+        print(f"{model:12}", models[model], flush=True)
+    facts = {"starts": len(rows), "without_kick": int(is_still.sum())}
+    return {"key": key_of(config, "control"), **facts, "models": models}
+
+
+def key_of(config: Config, column: str) -> dict[str, Any]:
+    seed, split = config.run.seed, config.evaluate.split
+    return {"column": column, "seed": seed, "split": split, "processor": processor("cpu")}
 
 
 def record_of(config: Config, task: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,27 +258,24 @@ def main() -> None:
     )
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--climate", type=int, metavar="FRAMES")
+    for name, default in (("task", TASK), ("starts", 32), ("exact", 2)):
+        parser.add_argument(f"--{name}", default=default, type=type(default), help="of long rollouts")
+    parser.add_argument("--control", action="store_true")
     args = parse(parser)
-    runs, name = [], load_config(args.config, args.overrides).run.name
-    for seed in args.seeds:
-        run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
-        config = load_config(args.config, [*args.overrides, *run])
-        runs.append(assess(config))
-        for model, row in runs[-1]["models"].items():
-            over = row["over exact"]
-            leads = zip(*over["crps_by_lead"].values(), strict=True)
-            print(
-                f"{model:20}",
-                ", ".join("{:.3f} [{:.3f}, {:.3f}]".format(*lead) for lead in leads),
-                "energy {value:.3f} [{low:.3f}, {high:.3f}]".format(**over["trajectory_score"]),
-                *(
-                    "{} {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **row[name]["crps"])
-                    for name in ("over cheap", "over scoring")
-                    if name in row
-                ),
-            )
-    keep(record_of(config, TASK, merged(read(TASK, args.out)["entries"], runs)), args.out)
+    config = load_config(args.config, args.overrides)
+    if args.climate:
+        found = [assess_climate(config, args.task, args.climate, args.starts, args.exact)]
+        keep(record_of(config, config.run.name, found), RESULTS / "climate")
+    elif args.control:
+        both = load_config(args.config, [*args.overrides, f"data.tasks=[{TASK}, {SHOWN}]"])
+        keep(record_of(both, SHOWN, [assess_control(both)]), RESULTS / "excitable_control")
+    else:
+        runs, name, out = [], config.run.name, RESULTS / config.run.name
+        for seed in args.seeds:
+            run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
+            runs.append(assess(load_config(args.config, [*args.overrides, *run])))
+        keep(record_of(config, TASK, merged(read(TASK, out)["entries"], runs)), out)
 
 
 if __name__ == "__main__":

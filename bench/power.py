@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -92,6 +93,12 @@ def from_wave(d: Tensor, wave: int, times: float) -> Tensor:
     return torch.fft.irfft(modes, n=d.shape[-1])
 
 
+def smoothed(x: Tensor) -> Tensor:
+    """Means of every cell and its neighbours."""
+    rolled = sum(x.roll(move, axis) for axis in range(4, x.ndim) for move in (-1, 1))
+    return (x + rolled) / (1 + 2 * (x.ndim - 4))
+
+
 def fakes(world: World) -> dict[str, Tensor]:
     x, law, leads = world.members, world.law, world.members.shape[2]
     mean, rng = law.mean(1, keepdim=True), torch.Generator().manual_seed(0)
@@ -125,6 +132,15 @@ def fakes(world: World) -> dict[str, Tensor]:
         "common deviations": x + 0.5 * (world.other[:, :1] - mean),
         "truth in one member": torch.cat([world.data[:, None], x[:, 1:]], 1),
         "truth + 0.3 deviations": from_truth(world, x),
+        "smoothed over neighbouring cells": smoothed(x),
+        "white noise": mean + size * torch.randn(x.shape, generator=rng),
+        "the mean alone": mean.expand_as(x),
+        "a quarter of the box of other members": torch.cat(
+            [part[:, torch.randperm(MEMBERS, generator=rng)] for part in x.split(x.shape[-1] // 4, -1)], -1
+        ),
+        "the nearest other start": x[nearest(world.start.flatten(1), world.start.flatten(1), 1)[:, 0]],
+        "those nearest to the truth": near_truth(world),
+        "the same seed at every lead": one_seed(world),
     }
     if world.task == "barkley2d":  # a second ensemble would have the same kicks
         out |= kicked(world, rng)
@@ -153,6 +169,27 @@ def unlisted(world: World) -> dict[str, Tensor]:
     }
 
 
+def nearest(x: Tensor, y: Tensor, num: int) -> Tensor:
+    """For each row of x the `num` nearest rows of y (..., rows, numbers), other than itself."""
+    apart = torch.cdist(x, y)
+    return torch.where(apart > 0, apart, torch.inf).topk(num, largest=False).indices
+
+
+def near_truth(world: World) -> Tensor:
+    """Of three ensembles the members nearest to the truth."""
+    every = torch.cat([world.members, world.again, world.other], 1)
+    kept = nearest(world.data[:, None].flatten(2), every.flatten(2), MEMBERS)[:, 0]
+    return torch.stack([one[some] for one, some in zip(every, kept, strict=True)])
+
+
+def one_seed(world: World) -> Tensor:
+    """Members whose noise is that of the first lead again and again."""
+    u, frames = world.start.repeat_interleave(MEMBERS, 0), []
+    for _ in range(world.law.shape[2]):
+        frames.append(u := futures(world.task, u, 1, 2)[:, 0, 0])
+    return torch.stack(frames, 1).unflatten(0, (-1, MEMBERS))
+
+
 def from_truth(world: World, x: Tensor) -> Tensor:
     """Members around a centre near the truth, from which the truth is as far as a member; another centre in
     every ensemble."""
@@ -164,26 +201,33 @@ def kicked(world: World, rng: torch.Generator) -> dict[str, Tensor]:
     original, width = barkley.sample_kicks, barkley.SIDE / 4
 
     def draw(change, num: int = MEMBERS) -> Tensor:
-        barkley.sample_kicks = lambda stream, *settings: change(stream, *original(stream, *settings))
-        try:
+        changed = lambda stream, *settings: change(stream, *original(stream, *settings))  # noqa: E731
+        with patch.object(barkley, "sample_kicks", changed):
             return futures(world.task, world.start, num, 9)
-        finally:
-            barkley.sample_kicks = original
 
-    def some(stream, steps: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        kept = stream.random(len(steps)) > 0.3
+    def some(share: float, stream, steps: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        kept = stream.random(len(steps)) > share
         return steps[kept], places[kept]
 
     x, quiet = world.members, draw(lambda _, steps, places: (steps[:0], places[:0]), 1)
-    waves = (x - quiet).flatten(0, 1)
-    moves = torch.randint(-4, 5, (len(waves), 2), generator=rng).tolist()
-    moved = torch.stack([wave.roll(move, (-2, -1)) for wave, move in zip(waves, moves, strict=True)])
+    is_eighth = (torch.arange(len(x)) % 8 == 0).view(-1, *[1] * (x.ndim - 1))
+
+    def moved(reach: int) -> Tensor:
+        waves = (x - quiet).flatten(0, 1)
+        moves = torch.randint(-reach, reach + 1, (len(waves), 2), generator=rng).tolist()
+        pairs = zip(waves, moves, strict=True)
+        return quiet + torch.stack([wave.roll(move, (-2, -1)) for wave, move in pairs]).view_as(x)
+
     return {
         "v of another member": torch.cat([x[:, :, :, :1], x[:, :, :, 1:].roll(1, 1)], 3),
-        "30 % of the kicks dropped": draw(some),
+        "30 % of the kicks dropped": draw(partial(some, 0.3)),
+        "half of the kicks dropped": draw(partial(some, 0.5)),
+        "kicks in the left half": draw(lambda _, steps, places: (steps, places / [1, 2])),
+        "every eighth start without kicks": torch.where(is_eighth, quiet, x),
         "never two kicks in a frame": draw(lambda _, steps, places: (steps[:1], places[:1])),
         "kicks at 16 places": draw(lambda _, steps, places: (steps, (places // width + 0.5) * width)),
-        "waves moved by up to 4 cells": quiet + moved.view_as(x),
+        "waves moved by up to 4 cells": moved(4),
+        "waves at random places": moved(x.shape[-1] // 2),
     }
 
 
@@ -191,17 +235,17 @@ def late_fakes(x: Tensor, start: Tensor) -> dict[str, Tensor]:
     """Changed rollouts (starts, 1, T, C, *space), T the leads beyond the scored ones."""
     mean, size = x.mean(), x.std()
     growth = torch.linspace(1, 7, x.shape[2]).sqrt().view(-1, *[1] * (x.ndim - 3))
-    smooth = x + sum(x.roll(move, axis) for axis in range(4, x.ndim) for move in (-1, 1))
     return {
         "exact": x,
         "variance that grows, 4 in the mean": mean + growth * (x - mean),
-        **{f"variance x{times}": mean + times**0.5 * (x - mean) for times in (4.0, 1.5, 0.67)},
+        **{f"variance x{times}": mean + times**0.5 * (x - mean) for times in (4.6, 4.0, 1.5, 0.67)},
         "a drift of 0.3 standard deviations": x + 0.3 * size,
         "frozen after the scored leads": x[:, :, :1].expand_as(x),
         "half of the start in every frame": mean
         + 0.75**0.5 * (x - mean)
         + 0.5 * (start[:, None, None] - mean),
-        "smoothed over neighbouring cells": smooth / (1 + 2 * (x.ndim - 4)),
+        "smoothed over neighbouring cells": smoothed(x),
+        "3.5 times the energy from wave 8 on": from_wave(x, 8, 3.5),
     }
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ups_solvers import SOLVERS
 
 RESULTS = ROOT / "bench" / "results"
 MISSING = "-"
+ENDS = ("value", "low", "high")
 EXCITABLE = {  # models of bench/excitable.py in words
     "exact": "exact samples",
     "no_kicks": "the equation without kicks",
@@ -497,7 +499,7 @@ def starts_table(found: dict[str, dict[str, Any]]) -> str:
 
 def interval(parts: list[dict[str, Any]]) -> str:
     """The mean over seeds, and the widest interval of any."""
-    values, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
+    values, low, high = ([part[key] for part in parts] for key in ENDS)
     return f"{mean(values):.3f} [{min(low):.3f}, {max(high):.3f}]"
 
 
@@ -541,7 +543,7 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
         numbers = zip(*(part["numbers"] for part in waves), strict=True)
         return (
             label,
-            interval([{key: part[key][0] for key in ("value", "low", "high")} for part in leads]),
+            interval([{key: part[key][0] for key in ENDS} for part in leads]),
             ", ".join(f"{mean(values):.3f}" for values in later),
             interval([row["over exact"]["trajectory_score"] for row in rows]),
             interval([row["over cheap"]["crps"] for row in rows]),
@@ -573,6 +575,20 @@ def control_table(found: dict[str, dict[str, Any]]) -> str:
     return table(header, [line(*one) for one in models])
 
 
+def climate_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/uncertain.md: long rollouts over exact samples, in the second half of their frames."""
+    lines = []
+    for name, run in ((name, run) for name, record in found.items() for run in record["entries"]):
+        where = f"{name}, {run['starts']} starts, {run['frames']} frames"
+        for (model, row), (i, field) in product(run["models"].items(), enumerate(run["fields"])):
+            over, start = ([row[key][end][i] for end in ENDS] for key in ("over exact", "start less exact"))
+            cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*ends) for ends in zip(*over, strict=True)]
+            memory = "{:.2f} [{:.2f}, {:.2f}]".format(*start)
+            lines.append((where, EXCITABLE.get(model, model), field, cells[0], ", ".join(cells[1:]), memory))
+    header = "run", "sampler", "field", "variance", "energy in octaves from wave 1 on", "memory of the start"
+    return table(header, lines)
+
+
 def percent(value: float) -> str:
     """A fraction in percent, with two digits; limits for very small and very large ones."""
     if value and not 1e-4 <= value <= 10:
@@ -596,6 +612,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "excitable_far": ("docs/uncertain.md", "excitable_far", excitable_table),
     "control": ("docs/uncertain.md", "excitable_control", control_table),
+    "climate": ("docs/uncertain.md", "climate", climate_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
     "discovery_starts": ("docs/discovery.md", "discovery_starts", starts_table),
 }

@@ -4,46 +4,26 @@
     make train CONFIG=configs/uncertain.yaml RUN=uncertain_1 ARGS="run.seed=1"
     python -m bench.uncertain --runs runs/uncertain runs/uncertain_1
 
-Reads the results in RUN/report/ and RUN/STAGE/metrics.jsonl. For every task and model it prints: the ratio of
-fair CRPS to that of exact draws (to the operator's if no law is known), over all leads and at the worst
-lead, as the mean over runs with the widest interval of any run; smallest and largest spread/skill over
-leads and runs, also of exact draws; evaluations per state of the sampling network and of all networks;
-seconds of training, a student's with its teacher's; and figures of long rollouts. The exit
-status is 1 if the runs differ in data, trajectories, leads or members, or if two have the same seed.
+Reads the results in RUN/report/. For every task and model it prints: the ratio of fair CRPS to that of exact
+draws (to the operator's if no law is known), over all leads and at the worst lead, as the mean over runs with
+the widest interval of any run; smallest and largest spread/skill over leads and runs, also of exact draws;
+evaluations per state of the sampling network and of all networks. The exit status is 1 if the runs differ in
+data, trajectories, leads or members, or if two have the same seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.evaluation.break_even import train_seconds
 from ups.evaluation.claims import at
 from ups.report.report import check_results
-from ups.report.sections import CLIMATE, climate_of
 from ups.report.tables import label, markdown_table
 from ups.results import FACTS, Entry, Interval, Results, Series, load
 
-TRAINED_BY = {
-    "scoring": ("scoring",),
-    "corrector": ("diffusion",),
-    "student_1": ("diffusion", "consistency"),
-    "student_2": ("diffusion", "consistency"),
-}
-HEAD = (
-    "model",
-    "CRPS over {}",
-    "worst lead",
-    "spread/skill by lead",
-    "evaluations",
-    "networks",
-    "trained, s",
-)
-LONG_HEAD = ("model", "blown up", *CLIMATE.values())
+HEAD = ("model", "CRPS over {}", "worst lead", "spread/skill by lead", "evaluations", "networks")
 NEEDED = {  # of results.json
     "run": str,
     "protocol": {"split": str, "context_frames": int, "seed": int},
@@ -52,22 +32,8 @@ NEEDED = {  # of results.json
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    results: Results
-    seconds: dict[str, float]  # stage -> of its training
-
-    @property
-    def name(self) -> str:
-        return self.results.facts["run"]
-
-    @property
-    def seed(self) -> int:
-        return self.results.facts["protocol"]["seed"]
-
-
-def read(folder: Path) -> Run:
-    """Return a run's results and training times. Raises ValueError for a run without a report, or with one
+def read(folder: Path) -> Results:
+    """Return a run's results. Raises ValueError for a run without a report, or with one
     that is damaged or has no ensembles."""
     path = folder / "report" / FACTS
     try:
@@ -78,32 +44,27 @@ def read(folder: Path) -> Run:
             f"RUN={folder.name}."
         ) from None
     check_results(found.record, NEEDED, str(path))
-    seconds = {
-        stage: train_seconds([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
-        for stage in ("diffusion", "consistency", "scoring")
-        if (lines := folder / stage / "metrics.jsonl").is_file()
-    }
-    return Run(found, seconds)
+    return found
 
 
-def require_alike(runs: list[Run]) -> None:
+def require_alike(runs: list[Results]) -> None:
     """Raise ValueError if the runs are not repetitions of each other."""
     kinds = [
         {
-            "split": facts["protocol"]["split"],
-            "context": facts["protocol"]["context_frames"],
-            "data": facts["training"].get("data_seed"),
-            **{name: alike(entry) for name, entry in run.results.ensembles.items()},
+            "split": run.facts["protocol"]["split"],
+            "context": run.facts["protocol"]["context_frames"],
+            "data": run.facts["training"].get("data_seed"),
+            **{name: alike(entry) for name, entry in run.ensembles.items()},
         }
-        for run, facts in ((run, run.results.facts) for run in runs)
+        for run in runs
     ]
     for run, kind in zip(runs, kinds, strict=True):
         if differ := [key for key in kinds[0].keys() | kind if kinds[0].get(key) != kind.get(key)]:
             raise ValueError(
-                f"{run.name} and {runs[0].name} differ in {', '.join(sorted(differ))}; expected runs of the "
-                "same data, judged alike. Name others."
+                f"{run.facts['run']} and {runs[0].facts['run']} differ in {', '.join(sorted(differ))}; "
+                "expected runs of the same data, judged alike. Name others."
             )
-    seeds = [run.seed for run in runs]
+    seeds = [run.facts["protocol"]["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
             f"the runs have the seeds {seeds}; expected each once. A run that is there twice is no second "
@@ -142,15 +103,10 @@ def mean(values: list[float | None]) -> str:
     return "-" if None in values or not values else f"{sum(values) / len(values):.3g}"
 
 
-def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
-    entries, pair = [run.results.ensembles[task] for run in runs], f"{model} / {other}"
+def row(runs: list[Results], task: str, model: str, other: str) -> list[str]:
+    entries, pair = [run.ensembles[task] for run in runs], f"{model} / {other}"
     leads = [entry.by_lead(pair, "crps") for entry in entries]
     ratios = [value for entry in entries for value in entry.by_lead(model, "ssr").get("value", [None])]
-    trained = [
-        None if None in parts else sum(parts)
-        for run in runs
-        if (parts := [run.seconds.get(stage) for stage in TRAINED_BY.get(model, ())])
-    ]
     return [
         label(model),
         spread_over([entry.value(pair, "crps") for entry in entries]),
@@ -160,25 +116,14 @@ def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
             mean([entry.number(model, key) for entry in entries])
             for key in ("evaluations_per_state", "networks_per_state")
         ),
-        mean(trained),
     ]
 
 
-def long_row(runs: list[Run], task: str, model: str) -> list[str]:
-    entries = [run.results.ensembles[task] for run in runs]
-    figures = zip(*(climate_of(entry, model) for entry in entries), strict=True)
-    return [
-        label(model),
-        mean([float(entry.number(model, "blown_up", "long") or 0) for entry in entries]),
-        *(mean([one and one["value"] for one in found]) for found in figures),
-    ]
-
-
-def table(runs: list[Run]) -> str:
+def table(runs: list[Results]) -> str:
     """Return a Markdown table. Raises as `require_alike`."""
     require_alike(runs)
     parts = []
-    for task, entry in runs[0].results.ensembles.items():
+    for task, entry in runs[0].ensembles.items():
         other = "exact" if "exact" in entry.models() else "operator"
         head = [cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD]
         lines = [
@@ -186,16 +131,10 @@ def table(runs: list[Run]) -> str:
         ]
         title = (
             f"{task}: {entry.number('', 'num_trajectories')} initial conditions, {len(leads_of(entry))} "
-            f"leads, {entry.number('', 'members')} members, {len(runs)} runs, "
-            f"seeds {', '.join(str(run.seed) for run in runs)}"
+            f"leads, {entry.number('', 'members')} members, {len(runs)} runs, seeds "
+            + ", ".join(str(run.facts["protocol"]["seed"]) for run in runs)
         )
         parts += [title, "\n".join(markdown_table(head, lines))]
-        models = [model for model in entry.models("long") if any(climate_of(entry, model))]
-        if models:
-            parts += [
-                f"Rollouts of {entry.number('', 'frames', 'long')} frames:",
-                "\n".join(markdown_table(LONG_HEAD, [long_row(runs, task, model) for model in models])),
-            ]
     return "\n\n".join(parts)
 
 

@@ -67,15 +67,22 @@ def test_a_fake_is_refused_by_its_figure(fake, has_law):
     assert found[0] == "FAIL" and found[1].startswith(words), found
 
 
-def test_every_fake_of_the_list_is_refused_or_undecided_on_forced_burgers():
-    start, u = power.long_world("burgers1d_forced", STARTS)
+@pytest.mark.parametrize(
+    ("task", "starts", "may_be_undecided"),
+    [
+        ("burgers1d_forced", STARTS, {"variance x1.5", "smoothed over neighbouring cells"}),
+        pytest.param("barkley2d", 8, set(), marks=pytest.mark.faults),
+    ],
+)
+def test_every_fake_of_the_list_is_refused_or_undecided(task, starts, may_be_undecided):
+    """Among them 4.6 times the variance, which networks once had on barkley2d."""
+    start, u = power.long_world(task, starts)
     found = {
-        name: power.judge_late(members, u[:, 1:4], start, slice(STARTS))
+        name: power.judge_late(members, u[:, 1:4], start, slice(starts))
         for name, members in power.late_fakes(u[:, :1], start).items()
     }
     assert found.pop("exact") != "FAIL" and "pass" not in found.values(), found
-    undecided = {name for name, one in found.items() if one == "UNDECIDED"}
-    assert undecided <= {"variance x1.5", "smoothed over neighbouring cells"}, found
+    assert {name for name, one in found.items() if one == "UNDECIDED"} <= may_be_undecided, found
 
 
 def test_members_that_are_not_finite_are_refused():

@@ -324,6 +324,22 @@ UNDECIDED = {  # with so few starts; all others are refused
         "deviations a quarter of the box away",
         "bias of 0.3 in strong, -0.3 in weak states",
         "x1.2 in the left, x0.77 in the right half",
+        "smoothed over neighbouring cells",
+    },
+    ("barkley2d", 16): {
+        "x1.25 and x0.75 in turn by start",
+        "half of the energy from wave 4 on",
+        "x1.5 of the energy from wave 4 on",
+        "x1.25 in strong, x0.78 in weak states",
+        "x1.12",
+        "x0.88",
+        "bias of 0.3 standard deviations",
+        "kicks in the left half",
+        "every eighth start without kicks",
+        "kicks at 16 places",
+        "waves moved by up to 4 cells",
+        "bias of 0.3 in strong, -0.3 in weak states",
+        "x1.2 in the left, x0.77 in the right half",
     },
 }
 
