@@ -28,8 +28,7 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 from ups.models.rollout import NUM_FIRST_CALLS, traced
 
-# The RMS of a correction over that of the step's errors in training. In the runs of bench/corrector.py the
-# largest was 4, and 40 in states that then blew up.
+# RMS of a correction over that of the step's errors in training: at most 4 in examples/, 40 before a blow-up
 MOST_JUMP = 10.0
 KEPT = 1e-6  # a change of a mean by a step, relative to the RMS of the field, below which it is conserved
 SAME = 1e-6  # relative, of time steps and parameters
@@ -94,23 +93,25 @@ class StepCorrector:
         axes. `step` gets (batch, channel, *space), and by name what it accepts of dt, t, parameters (name ->
         (batch,)) and parameter (the first one). dt: default the trained one.
         """
-        if hasattr(u, "dims"):
-            return self._labelled(u, dt, t, parameters)
+        if hasattr(u, "dims"):  # xarray
+            order = [name for name in ("channel", *self.head.task.axes) if name in u.dims]
+            some = u.transpose(..., *order)
+            later = self(some.values, dt, t=t, parameters=parameters)
+            return some.copy(data=np.asarray(later)).transpose(*u.dims)
         batched, restore = self._batched(u)
         values, batch, is_trained = self._conditions(parameters, len(batched))
         theirs = self.theirs(batched, dt, t, values)
         self.counts["states"] += len(batched)
-        if why := self._refused(dt, is_trained):
+        applies = {
+            "dt": dt is not None and abs(dt - self.head.facts.dt) > SAME * self.head.facts.dt,
+            "parameters": not is_trained,
+            "network": not self.head.is_network_used,
+        }
+        if why := next((name for name in OF_CALL if applies[name]), ""):
             return restore(self._returned(theirs, {why: len(batched)}))
         return restore(self.corrected(batched, theirs, batch))
 
     # ---- reading
-
-    def _labelled(self, u: Any, dt: float | None, t: Any, parameters: Values) -> Any:
-        order = [name for name in ("channel", *self.head.task.axes) if name in u.dims]
-        some = u.transpose(..., *order)
-        later = self(some.values, dt, t=t, parameters=parameters)
-        return some.copy(data=np.asarray(later)).transpose(*u.dims)
 
     def _batched(self, u: Any) -> tuple[Any, Callable[[Any], Any]]:
         """(u as (batch, channel, *space), its inverse). Raises ValueError for another grid."""
@@ -151,14 +152,6 @@ class StepCorrector:
         )
 
     # ---- checks
-
-    def _refused(self, dt: float | None, is_trained: bool) -> str:
-        """The first of OF_CALL that applies; "" if none does."""
-        if dt is not None and abs(dt - self.head.facts.dt) > SAME * self.head.facts.dt:
-            return "dt"
-        if not is_trained:
-            return "parameters"
-        return "" if self.head.is_network_used else "network"
 
     def _returned(self, theirs: Any, reasons: dict[str, int]) -> Any:
         """theirs, with a warning the first time."""
@@ -217,8 +210,7 @@ class StepCorrector:
 
     def _compute(self, operator: Operator, u: Tensor, theirs: Tensor, *given: Tensor) -> Tensor:
         """The correction of a step from u to theirs (batch, channel, *space), physical units, float64, and
-        the checks that can be computed: (batch, cells of all channels + checks), a check is 1 where it passes.
-
+        the checks that can be computed: (batch, cells of all channels + checks), 1 where a check passes.
         Where the step conserves the mean of a channel, the correction has none. given: of the parameters.
         """
         head, space = operator.heads[self.head.name], tuple(range(2, u.ndim))
@@ -240,10 +232,8 @@ class StepCorrector:
         is_kept = (means - u.mean(space, keepdim=True)).abs() <= KEPT * size
         excess = change.mean(space, keepdim=True)
         if codec.positive:  # by a factor, so that they stay positive
-            even = torch.where(positive, (theirs + change) * excess / (means + excess), excess)
-        else:
-            even = excess
-        change = change - torch.where(is_kept, even, 0.0)
+            excess = torch.where(positive, (theirs + change) * excess / (means + excess), excess)
+        change = change - torch.where(is_kept, excess, 0.0)
         is_conserved = ((change.mean(space, keepdim=True).abs() <= KEPT * size) | ~is_kept).flatten(1).all(1)
 
         num_values = math.prod(codec.tokens) * codec.dim  # of latents, whose unit is `scale`
