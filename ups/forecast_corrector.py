@@ -26,10 +26,9 @@ from ups.forecast_xarray import Field, as_tensor
 from ups.forecaster import Forecaster
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
-from ups.models.rollout import NUM_FIRST_CALLS
+from ups.models.rollout import NUM_FIRST_CALLS, traced
 
-# The RMS of a correction over that of the step's errors in training. In the runs of bench/corrector.py the
-# largest was 4, and 40 in states that then blew up.
+# RMS of a correction over that of the step's errors in training: at most 4 in examples/, 40 before a blow-up
 MOST_JUMP = 10.0
 KEPT = 1e-6  # a change of a mean by a step, relative to the RMS of the field, below which it is conserved
 SAME = 1e-6  # relative, of time steps and parameters
@@ -41,7 +40,7 @@ CHECKS = {
     "conserved": "the correction changes a mean that the step conserves",
     "check": "your check refuses the corrected state",
 }
-NUM_COMPUTED = 4  # of these, the first ones, by `changed`; then the user's own
+NUM_COMPUTED = 4  # of these, the first ones, by `_compute`; then the user's own
 OF_CALL = {
     "dt": "the time step is not the trained one",
     "parameters": "a parameter is outside of its trained range",
@@ -94,23 +93,25 @@ class StepCorrector:
         axes. `step` gets (batch, channel, *space), and by name what it accepts of dt, t, parameters (name ->
         (batch,)) and parameter (the first one). dt: default the trained one.
         """
-        if hasattr(u, "dims"):
-            return self._labelled(u, dt, t, parameters)
+        if hasattr(u, "dims"):  # xarray
+            order = [name for name in ("channel", *self.head.task.axes) if name in u.dims]
+            some = u.transpose(..., *order)
+            later = self(some.values, dt, t=t, parameters=parameters)
+            return some.copy(data=np.asarray(later)).transpose(*u.dims)
         batched, restore = self._batched(u)
         values, batch, is_trained = self._conditions(parameters, len(batched))
         theirs = self.theirs(batched, dt, t, values)
         self.counts["states"] += len(batched)
-        if why := self._refused(dt, is_trained):
+        applies = {
+            "dt": dt is not None and abs(dt - self.head.facts.dt) > SAME * self.head.facts.dt,
+            "parameters": not is_trained,
+            "network": not self.head.is_network_used,
+        }
+        if why := next((name for name in OF_CALL if applies[name]), ""):
             return restore(self._returned(theirs, {why: len(batched)}))
         return restore(self.corrected(batched, theirs, batch))
 
     # ---- reading
-
-    def _labelled(self, u: Any, dt: float | None, t: Any, parameters: Values) -> Any:
-        order = [name for name in ("channel", *self.head.task.axes) if name in u.dims]
-        some = u.transpose(..., *order)
-        later = self(some.values, dt, t=t, parameters=parameters)
-        return some.copy(data=np.asarray(later)).transpose(*u.dims)
 
     def _batched(self, u: Any) -> tuple[Any, Callable[[Any], Any]]:
         """(u as (batch, channel, *space), its inverse). Raises ValueError for another grid."""
@@ -152,14 +153,6 @@ class StepCorrector:
 
     # ---- checks
 
-    def _refused(self, dt: float | None, is_trained: bool) -> str:
-        """The first of OF_CALL that applies; "" if none does."""
-        if dt is not None and abs(dt - self.head.facts.dt) > SAME * self.head.facts.dt:
-            return "dt"
-        if not is_trained:
-            return "parameters"
-        return "" if self.head.is_network_used else "network"
-
     def _returned(self, theirs: Any, reasons: dict[str, int]) -> Any:
         """theirs, with a warning the first time."""
         self.counts.update(reasons)
@@ -194,31 +187,65 @@ class StepCorrector:
 
     @plain_torch(keeps_gradient=True)
     def _changed(self, u: Tensor, theirs: Tensor, parameters: ParameterBatch) -> Tensor:
-        """`changed`, by a graph from its hundredth call on."""
+        """`_compute`, by a graph from its hundredth call on."""
         device = self.head.scale.device
         given = u.to(device, torch.float64), theirs.to(device, torch.float64)
         if self.head.facts.parameters:  # else the condition is constant, and folded in a graph
             given = *given, parameters.standard, parameters.index
         if device.type != "cpu" or has_gradient(given):
-            return self._function(self.operator, *given)
+            return self._compute(self.operator, *given)
         traces, key = self.operator.traces, (self.head, "corrected", u.shape)
         if (graph := traces.graphs.get(key)) is not None:
             with torch.inference_mode():
                 return graph(*given)
         with torch.no_grad():
-            result, calls = self._function(self.operator, *given), traces.calls[key]
+            result, calls = self._compute(self.operator, *given), traces.calls[key]
             calls[0] += 1
             if calls[0] == NUM_FIRST_CALLS:
-                traces.trace(key, self._function, (self.operator, self.head), given, result, is_close)
+                others = [other for other in self.operator.heads.values() if other is not self.head]
+                shared = {id(part): part for part in (*others, self.base)}
+                function = self._compute
+                traces.graphs[key] = traced(function, self.operator, shared, given, result, is_close)
         return result
 
-    def _function(self, operator: Operator, u: Tensor, theirs: Tensor, *given: Tensor) -> Tensor:
-        batch = ParameterBatch(*given) if given else self._conditions(None, len(u))[1]
-        return changed(operator, self.head.name, u, theirs, batch, self.low, self.high)
+    def _compute(self, operator: Operator, u: Tensor, theirs: Tensor, *given: Tensor) -> Tensor:
+        """The correction of a step from u to theirs (batch, channel, *space), physical units, float64, and
+        the checks that can be computed: (batch, cells of all channels + checks), 1 where a check passes.
+        Where the step conserves the mean of a channel, the correction has none. given: of the parameters.
+        """
+        head, space = operator.heads[self.head.name], tuple(range(2, u.ndim))
+        parameters = ParameterBatch(*given) if given else self._conditions(None, len(u))[1]
+        codec, weight = head.codec, head.facts.component_weights["full"]
+        low, high = self.low.to(u.device), self.high.to(u.device)
+        is_inside = ((u >= low) & (u <= high) & (theirs >= low) & (theirs <= high)).flatten(1).all(1)
+        w, w_base = (
+            codec.projected(codec.normalise(field.clamp(low, high)).float())[:, None] for field in (u, theirs)
+        )
+        later = operator.corrected(head, w, w_base, parameters, weight)[0]
+        activity = head.base.activity(w, w_base).view(-1, *[1] * (u.ndim - 1))
+        moved = activity * (later - w_base)[:, 0]
+        change = moved.double() * codec.std.double().view(codec.channel_shape)
+        positive = torch.tensor([name in codec.positive for name in codec.fields]).view(codec.channel_shape)
+        change = torch.where(positive, theirs * change.expm1(), change) if codec.positive else change
+
+        means, size = theirs.mean(space, keepdim=True), theirs.square().mean(space, keepdim=True).sqrt()
+        is_kept = (means - u.mean(space, keepdim=True)).abs() <= KEPT * size
+        excess = change.mean(space, keepdim=True)
+        if codec.positive:  # by a factor, so that they stay positive
+            excess = torch.where(positive, (theirs + change) * excess / (means + excess), excess)
+        change = change - torch.where(is_kept, excess, 0.0)
+        is_conserved = ((change.mean(space, keepdim=True).abs() <= KEPT * size) | ~is_kept).flatten(1).all(1)
+
+        num_values = math.prod(codec.tokens) * codec.dim  # of latents, whose unit is `scale`
+        jump = (moved.square().flatten(1).sum(1) / num_values).sqrt()
+        is_small = jump <= MOST_JUMP * head.scale[parameters.index]
+        is_finite = (theirs.isfinite() & change.isfinite() & u.isfinite()).flatten(1).all(1)
+        checks = torch.stack([is_finite, is_inside, is_small, is_conserved], 1)
+        return torch.cat([change.flatten(1), checks.double()], 1)
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results of `changed` are equal but for the rounding of float32."""
+    """Whether two results of `_compute` are equal but for the rounding of float32."""
     return bool((found - expected).abs().max() <= 1e-5 * expected[:, :-NUM_COMPUTED].abs().max())
 
 
@@ -227,49 +254,3 @@ def added(theirs: Any, change: Tensor) -> Any:
     if isinstance(theirs, Tensor):
         return theirs + change.to(theirs.device, theirs.dtype)
     return theirs + change.cpu().numpy().astype(theirs.dtype)
-
-
-def changed(
-    operator: Operator,
-    task: str,
-    u: Tensor,
-    theirs: Tensor,
-    parameters: ParameterBatch,
-    low: Tensor,
-    high: Tensor,
-) -> Tensor:
-    """The correction of a step from u to theirs (batch, channel, *space), physical units, float64, and the
-    checks that can be computed: (batch, cells of all channels + checks), a check is 1 where it passes.
-
-    Where the step conserves the mean of a channel, the correction has none. low, high: of the channels.
-    """
-    head, space = operator.heads[task], tuple(range(2, u.ndim))
-    codec, weight = head.codec, head.facts.component_weights["full"]
-    low, high = low.to(u.device), high.to(u.device)
-    is_inside = ((u >= low) & (u <= high) & (theirs >= low) & (theirs <= high)).flatten(1).all(1)
-    w, w_base = (
-        codec.projected(codec.normalise(field.clamp(low, high)).float())[:, None] for field in (u, theirs)
-    )
-    later = operator.corrected(head, w, w_base, parameters, weight)[0]
-    activity = head.base.activity(w, w_base).view(-1, *[1] * (u.ndim - 1))
-    moved = activity * (later - w_base)[:, 0]
-    change = moved.double() * codec.std.double().view(codec.channel_shape)
-    positive = torch.tensor([name in codec.positive for name in codec.fields]).view(codec.channel_shape)
-    change = torch.where(positive, theirs * change.expm1(), change) if codec.positive else change
-
-    means, size = theirs.mean(space, keepdim=True), theirs.square().mean(space, keepdim=True).sqrt()
-    is_kept = (means - u.mean(space, keepdim=True)).abs() <= KEPT * size
-    excess = change.mean(space, keepdim=True)
-    if codec.positive:  # by a factor, so that they stay positive
-        even = torch.where(positive, (theirs + change) * excess / (means + excess), excess)
-    else:
-        even = excess
-    change = change - torch.where(is_kept, even, 0.0)
-    is_conserved = ((change.mean(space, keepdim=True).abs() <= KEPT * size) | ~is_kept).flatten(1).all(1)
-
-    num_values = math.prod(codec.tokens) * codec.dim  # of latents, whose unit is `scale`
-    jump = (moved.square().flatten(1).sum(1) / num_values).sqrt()
-    is_small = jump <= MOST_JUMP * head.scale[parameters.index]
-    is_finite = (theirs.isfinite() & change.isfinite() & u.isfinite()).flatten(1).all(1)
-    checks = torch.stack([is_finite, is_inside, is_small, is_conserved], 1)
-    return torch.cat([change.flatten(1), checks.double()], 1)

@@ -4,7 +4,7 @@ correction, from starts that no training saw, and the number of runs after which
     N* = (data + training) / (seconds of a fine run - seconds of a corrected run)
 
 Seconds are processor time of one process; a run goes over the trained frames, one state at a time. The
-numbers are refused where the measurement is not fair: `require_unseen` and the functions after it.
+numbers are refused where the measurement is not fair (`corrected_runs`).
 """
 
 import json
@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,71 +40,43 @@ def run_of(step: Step, u: np.ndarray, num: int) -> tuple[np.ndarray, float]:
     return np.stack(frames), time.process_time() - started
 
 
+def require(is_fair: bool, found: str, expected: str) -> None:
+    if not is_fair:
+        raise ValueError(f"the measurement is not fair: {found}; expected {expected}.")
+
+
 def require_unseen(starts: np.ndarray, trained: np.ndarray) -> None:
     """Raise ValueError if one of `starts` is one of the `trained` ones; both (n, channel, *space)."""
     mine, others = (torch.from_numpy(np.asarray(u, np.float64)).flatten(1) for u in (starts, trained))
-    nearest = torch.cdist(mine, others).amin(1) / mine.norm(dim=1).clamp_min(1e-30)
-    if seen := (nearest < SAME).nonzero().flatten().tolist():
-        raise ValueError(
-            f"start {seen[0]} of those that are measured is also one of the training data, and "
-            f"{len(seen)} of {len(starts)} are; expected new ones. Let starts() give different states."
-        )
-
-
-def require_function(step: Step, u: np.ndarray) -> None:
-    """Raise ValueError if step(u) depends on the calls before it, as of one that holds the fine solution."""
-    first, _, again = (np.asarray(step(u[some][None])) for some in (0, -1, 0))
-    if not np.allclose(first, again, rtol=0, atol=SAME * abs(first).max()):
-        raise ValueError(
-            f"the same state gave another result after {len(u)} calls: they differ by "
-            f"{abs(first - again).max():.1e}; expected a step that depends on its arguments alone. Pass "
-            "what it needs in the state, or set what it keeps anew in every call."
-        )
-
-
-def require_conserved(theirs: np.ndarray, corrected: np.ndarray) -> None:
-    """Raise ValueError if runs (frames, channel, *space) of the step keep a mean that corrected runs do
-    not."""
-    space = tuple(range(2, theirs.ndim))
-    moved, mine = (
-        abs(np.diff(u.mean(space), axis=0)).max(0) / np.sqrt(np.square(theirs).mean((0, *space)))
-        for u in (theirs, corrected)
-    )
-    if (lost := (moved <= KEPT) & (mine > 10 * KEPT)).any():
-        raise ValueError(
-            f"corrected runs change the mean of channel {lost.argmax()} by {mine[lost][0]:.1e} of its RMS in "
-            f"a step, and the step does not; expected a correction without a mean. Train it again."
-        )
-
-
-def require_timed(coarse_s: Sequence[float], corrected_s: Sequence[float], alone_s: Sequence[float]) -> None:
-    """Raise ValueError if corrected runs take less than the step and its correction take apart; seconds of
-    runs, the last ones of the correction alone."""
-    if min(corrected_s) < NOT_LESS * (min(coarse_s) + min(alone_s)):
-        raise ValueError(
-            f"a corrected run takes {min(corrected_s):.3g} s; expected at least {min(coarse_s):.3g} s of the "
-            f"step and {min(alone_s):.3g} s of its correction: a part was not timed, or the machine was "
-            "busy. Repeat with --break-even."
-        )
+    seen = (torch.cdist(mine, others).amin(1) < SAME * mine.norm(dim=1)).nonzero().flatten().tolist()
+    require(not seen, f"starts {seen} are in the training data, too", "new ones from starts()")
 
 
 def corrected_runs(
     correct: StepCorrector, starts: np.ndarray, num: int, trained: np.ndarray
 ) -> dict[str, list[tuple[np.ndarray, float]]]:
     """`run_of` all starts (n, channel, *space), "coarse" and "corrected". trained: starts of the training.
-    Raises ValueError if that is no fair measurement."""
+    Raises ValueError for what is not fair."""
     require_unseen(starts, trained)
-    require_function(correct.theirs, starts)
+    first, _, again = (np.asarray(correct.theirs(starts[some][None])) for some in (0, -1, 0))
+    moved = abs(first - again).max() / abs(first).max()
+    require(moved <= SAME, f"a second call with a state differs by {moved:.1e}", "a step without a memory")
     found = {}
     for name, one in {"coarse": correct.theirs, "corrected": correct}.items():
         run_of(one, starts[0], NUM_FIRST_CALLS)  # compiles what is compiled, and makes the graph
         found[name] = [run_of(one, u, num) for u in starts]
-    for (theirs, _), (mine, _) in zip(*found.values(), strict=True):
-        require_conserved(theirs, mine)
+    (theirs, coarse_s), (mine, corrected_s) = (
+        map(np.stack, zip(*runs, strict=True)) for runs in found.values()
+    )
+    size = abs(starts).max()
+    lost, kept = (np.ptp(u.mean(tuple(range(3, u.ndim))), 1).max() / size for u in (mine, theirs))
+    require(kept > KEPT or lost < SAME, f"corrected runs move a mean by {lost:.1e}", "none, as of the step")
     state, (_, batch, _) = starts[:1], correct._conditions(None, 1)
     theirs = correct.theirs(state)
     alone = [run_of(lambda u: correct.corrected(state, theirs, batch), starts[0], num)[1] for _ in starts]
-    require_timed(*([seconds for _, seconds in runs] for runs in found.values()), alone)
+    least = NOT_LESS * (coarse_s.min() + min(alone))
+    took = f"a corrected run takes {corrected_s.min():.3g} s"
+    require(corrected_s.min() >= least, took, f"{least:.3g} s of all its parts, or a quieter machine")
     return found
 
 
@@ -114,16 +85,11 @@ def paying_runs(
 ) -> list[float]:
     """[N*, low, high]: 95 % over resampled runs; inf where a fine run does not take longer."""
 
-    def runs(fine: Any, corrected: Any) -> float:
-        gain = float(np.mean(fine) - np.mean(corrected))
-        return invested / gain if gain > 0 else math.inf
-
     draw = np.random.default_rng(seed)
-    some = [
-        runs(*(draw.choice(seconds, len(seconds)) for seconds in (fine_s, corrected_s)))
-        for _ in range(NUM_DRAWS)
-    ]
-    return [runs(fine_s, corrected_s), *np.quantile(some, [0.025, 0.975], method="nearest").tolist()]
+    means = [draw.choice(part, (NUM_DRAWS, len(part))).mean(1) for part in (fine_s, corrected_s)]
+    gain = np.array([np.mean(fine_s) - np.mean(corrected_s), *(means[0] - means[1])])
+    found = np.divide(invested, gain, out=np.full_like(gain, math.inf), where=gain > 0)
+    return [float(found[0]), *np.quantile(found[1:], [0.025, 0.975], method="nearest").tolist()]
 
 
 def training_seconds(run: Path, task: str) -> float:

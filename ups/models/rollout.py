@@ -111,10 +111,6 @@ class Traces:
         self.tensors = self.tensors or [*operator.parameters(), *operator.buffers()]
         state = sum(one._version for one in self.tensors)
 
-        def first(operator: nn.Module, u: Tensor, *values: Tensor) -> Tensor:
-            batch = ParameterBatch(**dict(zip(names, values, strict=True)))
-            return operator.step(u, head.name, batch, component)[0]
-
         def step(u: Tensor, num_done: int) -> Tensor:
             batch = parameters.later(num_done, 1 + head.bundle)
             given = u, *(getattr(batch, name) for name in names)
@@ -128,26 +124,17 @@ class Traces:
             calls = self.calls[key]
             calls[:] = calls[0] + 1, calls[1] + time.thread_time() - start
             if calls[0] == NUM_FIRST_CALLS and calls[1] <= MOST_S:
-                self.trace(key, first, (operator, head), given, u_next)
+
+                def first(operator: nn.Module, u: Tensor, *values: Tensor) -> Tensor:
+                    batch = ParameterBatch(**dict(zip(names, values, strict=True)))
+                    return operator.step(u, head.name, batch, component)[0]
+
+                # other heads may hold functions of the user that cannot be copied
+                others = {id(other): other for other in operator.heads.values() if other is not head}
+                self.graphs[key] = traced(first, operator, others, given, u_next)
             return u_next
 
         return step
-
-    def trace(
-        self,
-        key: tuple,
-        function: Callable[..., Tensor],
-        model: tuple[nn.Module, nn.Module],
-        given: tuple[Tensor, ...],
-        result: Tensor,
-        is_same: Callable[[Tensor, Tensor], bool] = torch.equal,
-    ) -> None:
-        """Make the graph of function(operator, *given), which returned `result`; model: the operator, and the
-        head that it uses: other heads, and its base, may hold functions of the user that cannot be copied."""
-        operator, head = model
-        heads = [other for other in operator.heads.values() if other is not head]
-        shared = {id(part): part for part in (*heads, *[head.base] * head.base.is_user_solver)}
-        self.graphs[key] = traced(function, operator, shared, given, result, is_same)
 
 
 def traced(
