@@ -134,23 +134,23 @@ def call(
 
 
 def made(name: str, python: Path) -> Path:
-    """Return the folder of a scenario with its data, generated once, and with our files made of them: all
-    but the last training trajectories to train, these to validate, the first frames of the test trajectories
-    where user data have their test split, which no training reads.
-    """
+    """Return the folder of a scenario with its data, generated once, and with our files made of them."""
     folder, (kind, settings, _) = OUT / name, SCENARIOS[name]
     if not (folder / "test" / "u.npy").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         data = call(python, "data", {"scenario": kind, "settings": settings}, folder / "data.npz")
-        train, test = data["train"], data["test"]
-        for part, u in (
-            ("train", train[:-NUM_VALIDATED]),
-            ("val", train[-NUM_VALIDATED:]),
-            ("test", test[:, : train.shape[1]]),
-        ):
-            (folder / part).mkdir(exist_ok=True)
-            np.save(folder / part / "u.npy", u)
+        write_parts(folder, data["train"], data["test"], NUM_VALIDATED)
     return folder
+
+
+def write_parts(folder: Path, train: np.ndarray, test: np.ndarray, num_validated: int) -> None:
+    """Write our files: all but the last training trajectories to train, these to validate, the first frames
+    of the test trajectories where user data have their test split, which no training reads.
+    """
+    parts = {"train": train[:-num_validated], "val": train[-num_validated:]}
+    for part, u in (parts | {"test": test[:, : train.shape[1]]}).items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        np.save(folder / part / "u.npy", u)
 
 
 # ---- columns -----------------------------------------------------------------------------------------------

@@ -527,12 +527,12 @@ def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
     }
 
 
-def generate(config: Config, task: str) -> None:
+def generate(config: Config, task: str, is_long_needed: bool = True) -> None:
     """Write missing files of a task, one per parameter value, and its long trajectories."""
     wanted, spec = config.task[task], get_task(task)
     places = [
         (config.data_dir(task), usual_settings(config, task)),
-        *([] if spec.is_steady else [long_config(config, task)]),
+        *([long_config(config, task)] if is_long_needed and not spec.is_steady else []),
     ]
     for folder, settings in places:
         folder.mkdir(parents=True, exist_ok=True)

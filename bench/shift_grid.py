@@ -2,7 +2,6 @@
 
     python -m bench.shift_grid --budget 60 --search 60                       # four families
     python -m bench.shift_grid --budget 60 --search 60 --family burgers
-    python -m bench.shift_grid --draw                                        # docs/images/shift_grid.png
     python -m bench.table                                                    # the table of docs/results.md
 
 Every model is trained on starts of one highest wave number and on scales within a factor of sqrt(2) of 1
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,8 +26,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from bench.baselines import Trained
@@ -38,16 +34,14 @@ from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.numerics import frames, means
 from bench.score import Split, load, rollout, summary, with_cache
-from bench.table import LABELS, error_map, longest
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
-from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
-FOLDER, FIGURE = RESULTS / "shift_grid", ROOT / "docs" / "images" / "shift_grid.png"
+FOLDER = RESULTS / "shift_grid"
 COLUMNS = ("ours", "fno", "unet")
 SCALES, MIDDLE = (0.25, 0.5, 1.0, 2.0, 4.0), 2
 TRAINED = tuple(np.geomspace(2**-0.5, 2**0.5, 20).tolist())
@@ -172,39 +166,7 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
 # ---- figure and command ------------------------------------------------------------------------------------
 
 
-def draw(folder: Path, path: Path) -> None:
-    """Write the maps of all results: a row per family, a column per model; cells that diverged are grey."""
-    records = [record for family in FAMILIES if (record := read(family, folder))["entries"]]
-    if not records:
-        raise FileNotFoundError(
-            f"{folder} has no results; expected a file of one of {', '.join(FAMILIES)}. Run "
-            f"python -m bench.shift_grid --budget 60 first."
-        )
-    figure = Figure(figsize=(2.2 * len(COLUMNS), 2.1 * len(records)), layout="constrained")
-    panels = figure.subplots(len(records), len(COLUMNS), squeeze=False)
-    for record, row in zip(records, panels, strict=True):
-        for column, axes in zip(COLUMNS, row, strict=True):
-            axes.set_title(f"{record['task']}, {LABELS[column]}", fontsize=9)
-            if not longest(record, column):
-                continue
-            values = np.array(error_map(record, column))
-            values /= values[MIDDLE, MIDDLE]
-            image = axes.imshow(
-                np.where(np.isfinite(values), values, np.nan), norm=LogNorm(0.1, 1e3), cmap="viridis"
-            )
-            axes.set_facecolor("#b9c0c7")
-            axes.set_xticks(range(len(values)), record["family"]["num_modes"])
-            axes.set_yticks(range(len(values)), [f"{scale:g}" for scale in record["scales"]])
-    figure.supxlabel("highest wave number of the start")
-    figure.supylabel("scale of the dynamics")
-    figure.colorbar(image, ax=panels, label="error over that in the trained regime", extend="both")
-    figure.savefig(path, dpi=80)
-
-
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
-    if argv == ["--draw"]:
-        return draw(FOLDER, FIGURE)
     parser = parser_of(__doc__)
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))

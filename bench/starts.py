@@ -44,15 +44,15 @@ def matrix(a: np.ndarray) -> sp.csc_matrix:
     return (off + sp.diags(diagonal.ravel())).tocsc()
 
 
-def poisson(a: np.ndarray, is_smooth: bool) -> LinearOperator:
-    """The inverse of `matrix` for a = 1; is_smooth: between two factors a^(-1/2)."""
+def poisson(a: np.ndarray) -> LinearOperator:
+    """The inverse of `matrix` for a = 1."""
     basis, values = (found.numpy() for found in eigenbasis(len(a), is_zero=True))
-    inverse, scale = 1 / (values[:, None] + values), 1 / np.sqrt(a) if is_smooth else 1.0
+    inverse = 1 / (values[:, None] + values)
 
     def apply(r: np.ndarray) -> np.ndarray:
-        return scale * (basis.T @ (basis @ (scale * r.reshape(a.shape)) @ basis.T * inverse) @ basis)
+        return (basis.T @ (basis @ r.reshape(a.shape) @ basis.T * inverse) @ basis).ravel()
 
-    return LinearOperator((a.size, a.size), lambda r: apply(r).ravel())
+    return LinearOperator((a.size, a.size), apply)
 
 
 def timed(function: Callable, *arguments: object) -> tuple:
@@ -94,7 +94,7 @@ def main() -> None:
                 A, b = matrix(a), np.ones(size * size)
                 check = apply_operator(torch.from_numpy(a), torch.from_numpy(u)).numpy().ravel()
                 assert np.allclose(A @ u.ravel(), check)
-                M = None if name == "none" else poisson(a, task == "darcy2d_grf")
+                M = None if name == "none" else poisson(a)
                 (_, cold), cold_s = timed(solved, A, b, M, None)
                 (_, warm), warm_s = timed(solved, A, b, M, x0.ravel())
                 error = np.linalg.norm(x0 - u) / np.linalg.norm(u)

@@ -241,7 +241,7 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def speed_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/peers.md: milliseconds per predicted state (bench/speed.py), side by side and alone."""
+    """docs/peers.md: milliseconds per predicted state, side by side and alone."""
     names = ("ours_generic", "ours", "fno", "unet")
 
     def line(record: dict[str, Any]) -> tuple[str, ...]:
@@ -575,6 +575,27 @@ def control_table(found: dict[str, dict[str, Any]]) -> str:
     return table(header, [line(*one) for one in models])
 
 
+def few_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/peers.md: errors after few trajectories, and of networks after many: the best of APEBench's, or
+    the FNO of bench/eleven.py."""
+    scenarios, families = results(RESULTS / "apebench"), results()
+
+    def line(name: str) -> tuple[str, ...]:
+        record = scenarios.get(name) or families[name]
+        names = {one["key"]["column"] for one in record["entries"]} - {"full", "bare", "correction"}
+        some = [one for one in names if " " not in one] if name in scenarios else ["fno"]
+        of_rivals = [one["row"]["error"] for one in record["entries"] if one["key"]["column"] in some]
+        rival = min(value for value in of_rivals if value is not None)
+        ours = [error(found[name], column) for column in ("full 1", "full 5", "bare 5")]
+        ratios = (None if value is None else value / rival for value in ours)
+        cell = f"{number(rival)} ({50 if name in scenarios else record['data']['train']})"
+        return name, *map(number, ours), cell, *(number(one, True) for one in ratios)
+
+    header = "data; UPS with 1; with 5; without bases with 5; best network or FNO (trajectories); "
+    header += "1 / network; 5 / network; without bases with 5 / network"
+    return table(tuple(header.split("; ")), map(line, found))
+
+
 def climate_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/uncertain.md: long rollouts over exact samples, in the second half of their frames."""
     lines = []
@@ -607,6 +628,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "long": ("docs/results.md", "", long_table),
     "speed": ("docs/peers.md", "speed", speed_table),
     "apebench": ("docs/peers.md", "apebench", apebench_table),
+    "few": ("docs/peers.md", "few", few_table),
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),

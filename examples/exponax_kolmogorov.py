@@ -2,7 +2,7 @@
 
     make corrector SOLVER=examples.exponax_kolmogorov:coarse FINE=examples.exponax_kolmogorov:fine \
         STARTS=examples.exponax_kolmogorov:starts RUN=kolmogorov \
-        OPTIONS="--dt 0.1 --frames 21 --length 6.283185307179586 --restrict points --ratio 8"
+        OPTIONS="--dt 0.1 --frames 21 --length 6.283185307179586 --symmetries shift --ratio 8"
     python examples/exponax_kolmogorov.py          # with its weights
 """
 
@@ -14,14 +14,13 @@ import jax
 import numpy as np
 
 NAME, DT, FRAMES, FULL = "kolmogorov", 0.1, 21, 128
-SUBSTEPS = {32: 4}  # of DT; finer grids need more
 NU, FORCED = 2e-3, 4
 
 
 @functools.cache
 def stepper(cells: int):
     """The state after DT from (1, cells, cells), compiled by JAX; the coarse grid has larger steps."""
-    num = SUBSTEPS.get(cells, cells // 4)
+    num = max(4, cells // 8)
     law = ex.stepper.KolmogorovFlowVorticity(
         2, 2 * math.pi, cells, DT / num, diffusivity=NU, injection_mode=FORCED, injection_scale=1.0
     )

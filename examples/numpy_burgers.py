@@ -1,7 +1,8 @@
 """Burgers' equation in 1D by upwind volumes in NumPy, on a grid four times coarser, corrected.
 
     make corrector SOLVER=examples.numpy_burgers:coarse FINE=examples.numpy_burgers:fine \
-        STARTS=examples.numpy_burgers:starts RUN=numpy_burgers OPTIONS="--dt 0.02 --symmetries shift"
+        STARTS=examples.numpy_burgers:starts RUN=numpy_burgers \
+        OPTIONS="--dt 0.02 --symmetries shift --ratio 8"
     python examples/numpy_burgers.py                # with its weights
 """
 
@@ -30,12 +31,12 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 40, cells: int = FULL, seed: int = 0) -> np.ndarray:
-    """Sums of four waves, largest value 1."""
+def starts(num: int = 60, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+    """Sums of four waves, largest values 0.1 to 1: decayed waves are states of the training, too."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     a, phase = draw.standard_normal((2, num, 4, 1))
     u = (a * np.sin(2 * np.pi * np.arange(1, 5)[:, None] * x + 6 * phase)).sum(1)
-    return (u / abs(u).max(-1, keepdims=True))[:, None]
+    return (u / abs(u).max(-1, keepdims=True) * 10 ** -draw.random((num, 1)))[:, None]
 
 
 if __name__ == "__main__":

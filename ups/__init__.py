@@ -28,13 +28,14 @@ __version__ = "0.1.0"
 def load(
     folder: "str | Path",
     device: "str | torch.device" = "cpu",
-    solvers: "Mapping[str, Callable[..., Any]] | None" = None,
+    solvers: "Mapping[str, Callable[..., Any]] | Callable[..., Any] | None" = None,
 ) -> "Forecaster":
     """A trained model: see `ups.forecaster.Forecaster`.
 
     folder: of a run (such as runs/small) or of its operator, or hf://OWNER/NAME on a model hub.
     device: of the network and of latents; fields come back where the input was.
-    solvers: TASK -> step(u), for a model that corrects your own coarse solver (weights contain no code).
+    solvers: TASK -> step(u), or one step for all tasks, for a model that corrects your own coarse solver
+    (weights contain no code).
     Raises FileNotFoundError, with the make target, if there is no model, ValueError if it is damaged.
     """
     from ups.forecaster import Forecaster
@@ -54,10 +55,10 @@ def corrector(
     your own condition on (u, step's result, corrected result), each (batch, channel, *space): True, or one
     value for each state, where the corrected one may be used. See `ups.forecast_corrector`.
     """
-    from ups.forecast_corrector import Everywhere, StepCorrector
+    from ups.forecast_corrector import StepCorrector
     from ups.forecaster import Forecaster
 
-    return StepCorrector(Forecaster.load(folder, solvers=Everywhere({"": step})), step, task, check)
+    return StepCorrector(Forecaster.load(folder, solvers=step), step, task, check)
 
 
 def push(folder: "str | Path", name: str) -> str:

@@ -72,7 +72,7 @@ class Forecaster:
         cls,
         folder: str | Path,
         device: str | torch.device = "cpu",
-        solvers: Mapping[str, Callable[..., Any]] | None = None,
+        solvers: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
     ) -> "Forecaster":
         """As `ups.load`."""
         if str(folder).startswith(HUB):

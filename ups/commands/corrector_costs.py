@@ -3,7 +3,8 @@ correction, from starts that no training saw, and the number of runs after which
 
     N* = (data + training) / (seconds of a fine run - seconds of a corrected run)
 
-Seconds are processor time of one process; a run goes over the trained frames, one state at a time.
+Seconds are processor time of one process; a run goes over the trained frames, one state at a time. The
+numbers are refused where the measurement is not fair (`corrected_runs`).
 """
 
 import json
@@ -11,17 +12,22 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 
 import ups
 from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.evaluation.break_even import train_seconds
+from ups.forecast_corrector import KEPT, StepCorrector
+from ups.metrics.errors import nrmse
 from ups.models.rollout import NUM_FIRST_CALLS
 
 MOST_RUNS, NUM_DRAWS = 20, 1000  # measured; resamples of an interval
+SAME = 1e-5  # relative: closer states are the same, as data are stored in float32
+# of the seconds of the step and of its correction, each alone: a run of both takes at least this, with noise
+NOT_LESS = 0.7
 Step = Callable[[np.ndarray], np.ndarray]
 
 
@@ -34,13 +40,44 @@ def run_of(step: Step, u: np.ndarray, num: int) -> tuple[np.ndarray, float]:
     return np.stack(frames), time.process_time() - started
 
 
-def relative_errors(u: np.ndarray, u_ref: np.ndarray) -> np.ndarray:
-    """nRMSE of every frame of u (frames, channel, *space): RMS of the error over RMS of the truth about its
-    mean."""
-    space = tuple(range(2, u.ndim))
-    error = np.square(u - u_ref).mean(space)
-    size = np.square(u_ref - u_ref.mean(space, keepdims=True)).mean(space)
-    return np.sqrt(error / np.maximum(size, 1e-30)).mean(1)
+def require(is_fair: bool, found: str, expected: str) -> None:
+    if not is_fair:
+        raise ValueError(f"the measurement is not fair: {found}; expected {expected}.")
+
+
+def require_unseen(starts: np.ndarray, trained: np.ndarray) -> None:
+    """Raise ValueError if one of `starts` is one of the `trained` ones; both (n, channel, *space)."""
+    mine, others = (torch.from_numpy(np.asarray(u, np.float64)).flatten(1) for u in (starts, trained))
+    seen = (torch.cdist(mine, others).amin(1) < SAME * mine.norm(dim=1)).nonzero().flatten().tolist()
+    require(not seen, f"starts {seen} are in the training data, too", "new ones from starts()")
+
+
+def corrected_runs(
+    correct: StepCorrector, starts: np.ndarray, num: int, trained: np.ndarray
+) -> dict[str, list[tuple[np.ndarray, float]]]:
+    """`run_of` all starts (n, channel, *space), "coarse" and "corrected". trained: starts of the training.
+    Raises ValueError for what is not fair."""
+    require_unseen(starts, trained)
+    first, _, again = (np.asarray(correct.theirs(starts[some][None])) for some in (0, -1, 0))
+    moved = abs(first - again).max() / abs(first).max()
+    require(moved <= SAME, f"a second call with a state differs by {moved:.1e}", "a step without a memory")
+    found = {}
+    for name, one in {"coarse": correct.theirs, "corrected": correct}.items():
+        run_of(one, starts[0], NUM_FIRST_CALLS)  # compiles what is compiled, and makes the graph
+        found[name] = [run_of(one, u, num) for u in starts]
+    (theirs, coarse_s), (mine, corrected_s) = (
+        map(np.stack, zip(*runs, strict=True)) for runs in found.values()
+    )
+    size = abs(starts).max()
+    lost, kept = (np.ptp(u.mean(tuple(range(3, u.ndim))), 1).max() / size for u in (mine, theirs))
+    require(kept > KEPT or lost < SAME, f"corrected runs move a mean by {lost:.1e}", "none, as of the step")
+    state, (_, batch, _) = starts[:1], correct._conditions(None, 1)
+    theirs = correct.theirs(state)
+    alone = [run_of(lambda u: correct.corrected(state, theirs, batch), starts[0], num)[1] for _ in starts]
+    least = NOT_LESS * (coarse_s.min() + min(alone))
+    took = f"a corrected run takes {corrected_s.min():.3g} s"
+    require(corrected_s.min() >= least, took, f"{least:.3g} s of all its parts, or a quieter machine")
+    return found
 
 
 def paying_runs(
@@ -48,16 +85,11 @@ def paying_runs(
 ) -> list[float]:
     """[N*, low, high]: 95 % over resampled runs; inf where a fine run does not take longer."""
 
-    def runs(fine: Any, corrected: Any) -> float:
-        gain = float(np.mean(fine) - np.mean(corrected))
-        return invested / gain if gain > 0 else math.inf
-
     draw = np.random.default_rng(seed)
-    some = [
-        runs(*(draw.choice(seconds, len(seconds)) for seconds in (fine_s, corrected_s)))
-        for _ in range(NUM_DRAWS)
-    ]
-    return [runs(fine_s, corrected_s), *np.quantile(some, [0.025, 0.975], method="nearest").tolist()]
+    means = [draw.choice(part, (NUM_DRAWS, len(part))).mean(1) for part in (fine_s, corrected_s)]
+    gain = np.array([np.mean(fine_s) - np.mean(corrected_s), *(means[0] - means[1])])
+    found = np.divide(invested, gain, out=np.full_like(gain, math.inf), where=gain > 0)
+    return [float(found[0]), *np.quantile(found[1:], [0.025, 0.975], method="nearest").tolist()]
 
 
 def training_seconds(run: Path, task: str) -> float:
@@ -73,26 +105,26 @@ def break_even(run: Path, folder: Path, step: Step) -> str:
     task = folder.name
     cache = open_cache(load_config(folder / f"{task}.yaml"), task)
     correct, rows = ups.corrector(run, step, task), cache.split["test"][:MOST_RUNS]
-    z = cache.batch(rows, 0, cache.num_frames)
-    truth = correct.head.physical(z).double().numpy()
-    num, found = cache.num_frames - 1, {}
-    for name, one in {"coarse": correct.theirs, "corrected": correct}.items():
-        run_of(one, truth[0, 0], NUM_FIRST_CALLS)  # compiles what is compiled, and makes the graph
-        runs = [run_of(one, u[0], num) for u in truth]
-        errors = [relative_errors(u, u_ref[1:])[-1] for (u, _), u_ref in zip(runs, truth, strict=True)]
-        found[name] = float(np.mean(errors)), [seconds for _, seconds in runs]
+    num, errors, seconds = cache.num_frames - 1, {}, {}
+    truth, trained = (
+        correct.head.physical(cache.batch(some, 0, count)).double()
+        for some, count in ((rows, num + 1), (cache.split["train"], 1))
+    )
+    found = corrected_runs(correct, truth[:, 0].numpy(), num, trained[:, 0].numpy())
+    for name, runs in found.items():
+        last = torch.from_numpy(np.stack([u[-1:] for u, _ in runs]))
+        errors[name], seconds[name] = float(nrmse(last, truth[:, -1:]).mean()), [s for _, s in runs]
     made = json.loads((folder / "made.json").read_text(encoding="utf-8"))["parts"]
     count = len(cache.trajectory.unique())
     data, training = sum(made.values()), training_seconds(run, task)
     fine_s = [data / count] if len(made) == 1 else [s * len(made) / count for s in made.values()]
-    paid, low, high = paying_runs(data + training, fine_s, found["corrected"][1])
-    seconds = {name: float(np.mean(times)) for name, (_, times) in found.items()}
+    paid, low, high = paying_runs(data + training, fine_s, seconds["corrected"])
+    coarse_s, corrected_s = (float(np.mean(seconds[name])) for name in ("coarse", "corrected"))
     after = "never" if math.isinf(paid) else f"after {paid:.0f} [{low:.0f}, {high:.0f}] runs"
     states = correct.counts.pop("states")
-    errors = {name: error for name, (error, _) in found.items()}
     return (
         f"{task}: nRMSE at step {num}: {errors['coarse']:.2e} coarse, {errors['corrected']:.2e} corrected; "
-        f"seconds of such a run: {seconds['coarse']:.3g} coarse, {seconds['corrected']:.3g} corrected, "
+        f"seconds of such a run: {coarse_s:.3g} coarse, {corrected_s:.3g} corrected, "
         f"{np.mean(fine_s):.3g} fine; data {data:.0f} s, training {training:.0f} s: it pays {after}; "
         f"{correct.counts.total()} of {states} states without correction"
     )

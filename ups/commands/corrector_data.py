@@ -3,8 +3,7 @@
 Reads:  functions of the user, MODULE:FUNCTION, on Python's path:
         starts()     -> (n, channel, *fine grid), NumPy; n starts
         fine(u)      -> the state a time step later, as accurate as wanted, (batch, channel, *fine grid)
-        solver(u)    -> the same on the coarse grid; this one is corrected
-        fine and solver get dt by name if they accept it.
+        solver(u)    -> the same on the coarse grid; this one is corrected (both get dt if they accept it)
 Writes: FOLDER/part_NNNN.npz: trajectories of the fine solver, restricted to the coarse grid by means over
         cells (--restrict means) or by taking every k-th point (points); FOLDER/NAME.yaml: the configuration
         of the operator stage, with the coarse solver as its base. An interrupted run continues.
@@ -16,7 +15,7 @@ Writes: FOLDER/part_NNNN.npz: trajectories of the fine solver, restricted to the
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,17 +77,12 @@ def trajectories(args: Any, fine: Any, u: np.ndarray) -> np.ndarray:
     return np.stack(frames, 1)
 
 
-def facts_of(args: Any) -> dict[str, Any]:
-    """What the data depend on, JSON-able."""
-    names = ("ratio", "frames", "dt", "restrict", "fields")
-    functions = {name: solver_digest(getattr(args, name), args.folder.name) for name in ("fine", "starts")}
-    return {name: getattr(args, name) for name in names} | functions
-
-
 def write_data(args: Any) -> None:
     """The parts that are missing, and made.json with their processor seconds. Raises ValueError if the folder
     holds data of other functions or settings."""
-    record, facts = args.folder / "made.json", facts_of(args)
+    record, task = args.folder / "made.json", args.folder.name
+    facts = {name: getattr(args, name) for name in ("ratio", "frames", "dt", "restrict", "fields")}
+    facts |= {name: solver_digest(getattr(args, name), task) for name in ("fine", "starts")}
     made = {"facts": facts, "parts": {}}
     if record.is_file():
         made = json.loads(record.read_text(encoding="utf-8"))
@@ -98,8 +92,9 @@ def write_data(args: Any) -> None:
             f"{args.folder} holds data of another {', '.join(changed)}; expected the same functions and "
             "settings. Remove the folder, or name another RUN."
         )
-    task, names = args.folder.name, args.fields.split(",")
-    fine = stepping(load_step(args.fine, task), args.dt)
+    names = args.fields.split(",")
+    fine = load_step(args.fine, task)
+    fine = partial(fine, dt=args.dt) if "dt" in inspect.signature(fine).parameters else fine
     starts = np.asarray(load_step(args.starts, task)())
     if starts.ndim < 3 or starts.shape[1] != len(names):
         raise ValueError(
@@ -119,11 +114,6 @@ def write_data(args: Any) -> None:
         write_json(record, made)
         print(f"{path}: {len(u)} trajectories in {made['parts'][path.name]:.1f} s", flush=True)
     write_config(args, starts.ndim - 2)
-
-
-def stepping(step: Callable, dt: float) -> Callable:
-    """step(u), with dt if the function accepts it."""
-    return partial(step, dt=dt) if "dt" in inspect.signature(step).parameters else step
 
 
 def write_config(args: Any, ndim: int) -> None:

@@ -79,11 +79,12 @@ class Operator(TaskNetwork):
         facts = [replace(head.facts, **(decided or {}).get(name, {})) for name, head in self.heads.items()]
         return self._description | {"tasks": [one.described() for one in facts]}
 
-    def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
-        """Set the user's functions (task -> step) of the bases that call one. Raises ValueError for a task
-        without its function.
+    def use_solvers(self, solvers: Mapping[str, Callable[..., Any]] | Callable[..., Any]) -> "Operator":
+        """Set the user's functions (task -> step, or one step for all) of the bases that call one. Raises
+        ValueError for a task without its function.
         """
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
+        solvers = dict.fromkeys(bases, solvers) if callable(solvers) else solvers
         if missing := [name for name in bases if name not in solvers]:
             from ups.models.bases.solver import PASS
 
@@ -259,7 +260,7 @@ def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:
 def load_operator(
     directory: str | Path,
     device: torch.device | str = "cpu",
-    solvers: Mapping[str, Callable[..., Any]] | None = None,
+    solvers: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
 ) -> Operator:
     """The trained operator of a stage directory (config.json, model.safetensors), in evaluation mode on
     `device`.

@@ -14,6 +14,7 @@ from ups.common.device import refuse_gradient
 from ups.common.graphs import refuse_recording
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
+NUM_WINDOWS = 256  # of training, whose changes are measured
 PASS = (
     "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
     "solvers={TASK: step}), or ups forecast --solver TASK=MODULE:FUNCTION."
@@ -54,6 +55,7 @@ class Solver(Base):
         self.offsets = list(offsets)  # of the stored fields; the solver gets the fields without offset
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
+        self.register_buffer("least_change", torch.zeros(()))  # half of the smallest RMS of training
         self.forcing, self.series = list(forcing), list(series)
         self.forcing_positive, self.forcing_offsets = list(forcing_positive), list(forcing_offsets)
         if self.forcing:
@@ -89,6 +91,13 @@ class Solver(Base):
         else:
             physical = self._next(physical, parameters)
         return ((self._across(torch.log, physical) - mean) / std).to(w)
+
+    def activity(self, u: Tensor, u_base: Tensor) -> Tensor:
+        """Less than 1 where the solver changes the state by less than half of what any state of training
+        changed: it errs where something moves, and a correction of the trained size would be larger than a
+        decayed state."""
+        change = (u_base[:, 0] - u[:, -1]).flatten(1).square().mean(1).clamp_min(1e-20).sqrt()
+        return (change / self.least_change.clamp_min(1e-10)).clamp_max(1.0)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """u with `function` applied to the channels that are normalised by their logarithms."""
@@ -136,18 +145,23 @@ class Solver(Base):
                 key: {name: one.cpu().numpy() for name, one in some.items()}
                 for key, some in (("parameters", columns), ("forcing", forcing))
             }
-        offered = {"dt": self.dt, "parameter": None} | named | more
-        found = self.step(values, **{name: value for name, value in offered.items() if name in self.accepts})
+        found = self.called(values, self.solver, **{"dt": self.dt, "parameter": None} | named | more)
+        return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
+
+    def called(self, u: Any, name: str, **offered: Any) -> Any:
+        """The function's result for u in its own kind of array, with what it accepts of `offered`. Raises
+        ValueError for a result of another shape."""
+        found = self.step(u, **{key: value for key, value in offered.items() if key in self.accepts})
         if tuple(getattr(found, "shape", ())) != tuple(u.shape):
             raise ValueError(
-                f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a field of shape "
+                f"{name} gave {getattr(found, 'shape', type(found).__name__)} for a field of shape "
                 f"{tuple(u.shape)}; expected that shape. Let it return (batch, channel, *space)."
             )
-        return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
+        return found
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
-        """Yield the solver with the units of the codec; there is nothing to fit."""
+        """Yield the solver with the units of the codec; only its `least_change` is measured."""
         from ups.common.user_solver import load_step
 
         cache, codec = samples.cache, samples.head.codec
@@ -170,6 +184,9 @@ class Solver(Base):
         base = cls(**named).use(load_step(named["solver"], named["task"])).to(samples.device)
         base.mean.copy_(codec.mean)
         base.std.copy_(codec.std)
+        windows = (read() for read in samples.batches(NUM_WINDOWS, NUM_WINDOWS))
+        changes = [(u_next - u[:, -1]).flatten(1).square().mean(1).sqrt().amin() for u, _, u_next in windows]
+        base.least_change.copy_(0.5 * torch.stack(changes).amin())
         if base.forcing:
             base.forcing_mean.copy_(forcing.mean)
             base.forcing_std.copy_(forcing.std)
