@@ -10,25 +10,26 @@ from torch import Tensor
 import ups
 from ups.common.place import ROOT
 from ups.forecaster import Forecaster
-from ups.models.band import Band, calibrated, numbers_of
+from ups.models.band import Band, calibrated, differences, numbers_of
 from ups.models.facts import HeadFacts
 from ups_solvers import SOLVERS
 
 NUM_FRAMES = 6
 
 
-def rollouts(num: int, seed: int) -> Tensor:
-    """`numbers_of` rollouts, of 3 frames of a field, whose errors are a power of one feature times chance."""
+def rollouts(num: int, seed: int, chance: float = 0.2) -> Tensor:
+    """`numbers_of` rollouts, of 3 frames of a field, whose errors are the difference from a
+    twin times chance."""
     source = torch.Generator().manual_seed(seed)
-    x = torch.randn(num, 4, generator=source, dtype=torch.float64)
-    size = (2 * x[:, :1] + 0.2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
+    difference = (2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
+    size = difference * (chance * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
     most = size * torch.rand(num, 3, generator=source, dtype=torch.float64)
-    return torch.cat([size, most, most / 2, x], 1)
+    return torch.cat([size, most, most / 2, difference.expand(-1, 3)], 1)
 
 
 def outside(band: Band, found: Tensor, factor: float = 1.0) -> float:
     """The fraction of rollouts that leave a band `factor` times as wide."""
-    s, _ = band.expected(found[:, 7:], 0)
+    s = band.expected(found[:, 7:, None])
     profile = torch.tensor(band.profile, dtype=torch.float64).flatten()
     return float((found[:, 1:4] > factor * band.width * s[:, None] * profile).any(1).double().mean())
 
@@ -44,10 +45,16 @@ def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not()
     for seed in range(1, 4):  # of a score that does not depend on the state, or by chance
         found, widths = rollouts(200, seed), []
         chance = rollouts(200, -seed)[:, 7:]
-        for x in (found[:, 7:], torch.zeros_like(chance), chance):
-            band = calibrated(torch.cat([found[:, :7], x], 1), groups, 1, 3)
-            s, _ = band.expected(x, 0)
+        for difference in (found[:, 7:], torch.ones_like(chance), chance):
+            scored = torch.cat([found[:, :7], difference], 1)
+            band = calibrated(scored, groups, 1, 3)
+            s = band.expected(difference[:, :, None])
             widths.append(float(band.width * s.median() * np.mean(band.profile)))
+            shown = (
+                1e3 if len(widths) == 1 else 1
+            ) * difference  # of starts that are a thousand times as wrong
+            ratio = (band.expected(shown[:, :, None]) / (1e3 * found[:, 0])).log().abs()
+            assert (float((ratio < np.log(2)).double().mean()) > 0.9) == (len(widths) == 1)
         assert widths[0] < 0.3 * min(widths[1:])
 
 
@@ -56,7 +63,7 @@ def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band(
     assert calibrated(found, torch.arange(40), 1, 3) is not None
     assert calibrated(found[:19], torch.arange(19), 1, 3) is None
     assert calibrated(found, torch.zeros(40), 1, 3) is None  # the halves would be the same start
-    assert calibrated(found.log(), torch.arange(40), 1, 3) is None  # NaN
+    assert calibrated(found.log().log(), torch.arange(40), 1, 3) is None  # NaN
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,8 @@ def model() -> Forecaster:
     """The published weights, of which burgers1d has a band, from 60 trajectories of its solver."""
     model = ups.load(ROOT / "pretrained")
     head, (w, raw, w_ref) = model.operator.head("burgers1d"), films(model, 3, 60)
-    found = numbers_of(head, w, raw, model.operator.forecast(w, head.name, raw, NUM_FRAMES), w_ref)
+    given = model.operator, head.name, w, raw, model.operator.forecast(w, head.name, raw, NUM_FRAMES)
+    found = numbers_of(head, given[-1], differences(*given, head.facts.network_weight, None), w_ref)
     head.facts = replace(head.facts, band=asdict(calibrated(found, torch.arange(60), 1, NUM_FRAMES)))
     assert HeadFacts.read(head.facts.described()) == head.facts
     return model
@@ -102,8 +110,9 @@ def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
         return found.verdict, found.reason
 
     assert verdict(wave) == ("fine", "it is like those of validation, 90% of which are inside the band")
-    for far in (verdict(20 * wave, extrapolate=True), verdict(wave, 0.001, extrapolate=True)):
-        assert far[0] == "refused" and "times as far from those of validation" in far[1]
+    for far in (verdict(20 * wave, extrapolate=True), verdict(wave, 0.002, extrapolate=True)):
+        assert far[0] == "refused" and "times what 90% of those in validation do not exceed" in far[1]
+    assert "a parameter is 0.7 of its range outside of it" in far[1]
     assert verdict(wave, num_frames=40)[0] == "doubtful" and "longer than" in verdict(wave, num_frames=40)[1]
     found = model.forecast("burgers1d", wave, {"Nu": 0.01}, 7, error=True)
     assert found.horizon == 6 and np.isinf(found.high[6]).all()
@@ -119,8 +128,8 @@ def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
     ("change", "text"),
     [
         ({"width": "wide"}, "the weights of burgers1d have band .* expected the numbers of a band"),
-        ({"mean": [0.0]}, "the weights of burgers1d have band .* expected the numbers of a band"),
-        ({"profile": [[1.0, 1.0]]}, r"a profile of shape \(1, 2\); expected 9 and \(frames, 1\)"),
+        ({"profile": [[1.0, 1.0]]}, r"a profile of shape \(1, 2\); expected \(frames, 1\), twice"),
+        ({"twin": [[1.0]]}, r"a profile of shape \(6, 1\); expected \(frames, 1\), twice"),
     ],
 )
 def test_a_band_that_is_not_one_of_its_task_is_refused(model, change, text):

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ups.forecast_inputs import in_units, warning_of
 from ups.forecast_xarray import Field
-from ups.models.band import LEVEL, MIN_ROWS, Band, features, local
+from ups.models.band import ALARM, LEVEL, MIN_ROWS, Band, local
 from ups.models.facts import AGAIN
-from ups.models.head import TaskHead
+from ups.models.head import SAME, TaskHead
 
-# refused: so many times the largest distance without alarm, or the largest error of validation
-FAR, LARGE = 2.0, 3.0
+# refused: a parameter so far outside of its range, or so many times the error that LEVEL do not exceed
+FAR, LARGE = 0.1, 3.0
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,29 @@ class BandedForecast:
 
 def banded(
     head: TaskHead,
-    start: tuple[Tensor, Tensor],
+    raw: Tensor,
     w_pred: Tensor,
+    difference: Tensor,
     given: Tensor,
     restore: Callable[[Tensor], Field],
 ) -> BandedForecast:
-    """start: normalised frames and raw parameters; w_pred: the normalised forecast; given: the start as it
-    was passed, and `restore` of it. Raises ValueError for weights without a band."""
+    """raw: parameters; w_pred: the normalised forecast; difference: from its twins (`differences`); given:
+    the start as it was passed, and `restore` of it. Raises ValueError for weights without a band."""
     if head.facts.band is None:
         raise ValueError(
             f"{head.name} has no band in its weights; expected that of this version's operator stage, from "
             f"{MIN_ROWS} validation rollouts or more. {AGAIN}"
         )
-    x = features(head, start[0], w_pred, start[1])
     band, num_frames, shape = Band(**head.facts.band), w_pred.shape[1], (-1, *[1] * (w_pred.ndim - 1))
     profile = torch.tensor(band.profile, device=w_pred.device)
-    if len(band.mean) != x.shape[1] or profile.shape[1:] != w_pred.shape[2:3]:
+    if profile.shape[1:] != w_pred.shape[2:3] or [*map(len, band.twin)] != [*map(len, band.profile)]:
         raise ValueError(
-            f"the weights of {head.name} have a band of {len(band.mean)} features and a profile of shape "
-            f"{tuple(profile.shape)}; expected {x.shape[1]} and (frames, {w_pred.shape[2]}). Take another "
-            "copy of them, or train again."
+            f"the weights of {head.name} have a band of a profile of shape {tuple(profile.shape)}; "
+            f"expected (frames, {w_pred.shape[2]}), twice. Take another copy of them, or train again."
         )
     horizon = min(len(profile), num_frames)
     profile = torch.cat([profile, torch.zeros_like(profile[:1]).expand(num_frames, -1)])[:num_frames]
-    s, distance = band.expected(x, len(head.facts.parameters))
+    s = band.expected(difference)
     scale = s.float().view(shape) * profile.view(1, *profile.shape, *shape[3:]) * local(head, w_pred)
 
     def end(width: float) -> Field:
@@ -75,7 +74,10 @@ def banded(
         return restore(u)
 
     warning = warning_of(head, head.codec.denormalise(w_pred))
-    verdicts = [judged(band, *row, warning) for row in zip(s.tolist(), distance.tolist(), strict=True)]
+    if head.twin is None and not head.is_network_used:
+        warning = warning or "nothing of it was fitted to data, so nothing shows how wrong it is"
+    rows = zip(s.tolist(), beyond(head, raw).tolist(), strict=True)
+    verdicts = [judged(band, *row, warning) for row in rows]
     is_batch = restore(w_pred).ndim == w_pred.ndim
     columns = s.tolist(), *map(list, zip(*verdicts, strict=True))
     errors, verdict, reason = (column if is_batch else column[0] for column in columns)
@@ -84,16 +86,33 @@ def banded(
     return BandedForecast(u, *ends, horizon, horizon * head.facts.dt, errors, verdict, reason)
 
 
-def judged(band: Band, error: float, distance: float, warning: str) -> tuple[str, str]:
-    """(verdict, reason) of a forecast."""
-    large, far = error / band.error, distance
-    if not (far <= FAR and large <= LARGE):  # NaN is not
+def beyond(head: TaskHead, raw: Tensor) -> Tensor:
+    """How far the parameters (batch, P) are outside of their trained ranges, in units of these: the most of a
+    row. Positive ones count by their logarithms, and a range as at least a factor of e, or its own size."""
+    over = raw.new_zeros(len(raw))
+    for span, column in zip(head.facts.parameters.values(), raw.unbind(1), strict=True):
+        low, high = raw.new_tensor(span)
+        size = torch.maximum(high - low, high.abs()).clamp_min(1e-12)
+        if low > 0:
+            low, high, column = low.log(), high.log(), column.log()
+            size = (high - low).clamp_min(1.0)
+        over = torch.maximum(over, torch.maximum(low - column, column - high) / size)
+    return over
+
+
+def judged(band: Band, error: float, over: float, warning: str) -> tuple[str, str]:
+    """(verdict, reason) of a forecast. over: of `beyond`."""
+    large = error / band.error
+    if not (over <= FAR and large <= LARGE):  # NaN is not
+        far = f"a parameter is {over:.2g} of its range outside of it, and " if over > FAR else ""
         return "refused", (
-            f"start or forecast are {far:.2g} times as far from those of validation as its farthest, and the "
-            f"expected error is {large:.2g} times the largest there"
+            f"{far}the expected error is {large:.2g} times what {LEVEL:.0%} of those in validation do not "
+            "exceed"
         )
-    if far > 1:
-        warning = f"start or forecast are {far:.2g} times as far from those of validation as its farthest"
+    if over > SAME:
+        warning = f"a parameter is {over:.2g} of its range outside of it"
+    elif error > band.alarm:
+        warning = f"the expected error is above that of {ALARM:.0%} of those in validation"
     if warning:
         return "doubtful", warning
     return "fine", f"it is like those of validation, {LEVEL:.0%} of which are inside the band"

@@ -157,8 +157,11 @@ class Forecaster:
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
         if error:
             from ups.forecast_band import banded
+            from ups.models.band import differences
 
-            return banded(head, (w, values), w_pred.detach(), u, restore)
+            w_pred = w_pred.detach()
+            difference = differences(self.operator, task, w, values, w_pred, head.facts.network_weight, f)
+            return banded(head, values, w_pred, difference, u, restore)
         return restore(finished(head, head.codec.denormalise(w_pred), u))
 
     @plain_torch(keeps_gradient=True)

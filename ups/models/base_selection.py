@@ -5,6 +5,7 @@ thirty. So each candidate predicts all frames after the context of held-out traj
 of these rollouts decides (ups/select.py), beside its growth beyond the data (stability.py).
 """
 
+import copy
 import math
 import time
 from collections.abc import Iterator
@@ -121,7 +122,26 @@ def select_base(
     shortlist = Shortlist(cache, context, seed)
     for name, head in fitted_candidates(cache, base_steps, seed, device, most_work):
         shortlist.add(name, head)
-    return shortlist.select()
+    head, decisions = shortlist.select()
+    return with_twin(head, cache, base_steps, seed), decisions
+
+
+def with_twin(head: TaskHead, cache: Cache, base_steps: int, seed: int) -> TaskHead:
+    """The head with its base fitted once more to every second training row, if that takes little work."""
+    half = copy.copy(cache)
+    half.split = cache.split | {"train": cache.split["train"][::2]}
+    samples = Samples(head, half, seed, 16 * base_steps)
+    samples.most_work = LEAST_WORK
+    try:
+        twin = head.base.twin(samples, head.facts.base["name"], head.facts.base["settings"])
+    except (OverBudgetError, torch.linalg.LinAlgError):
+        twin = None
+    if twin is None:
+        return head
+    settings, base = twin
+    head = head.with_facts(twin={"kind": base.kind, "settings": settings})
+    head.twin = base.requires_grad_(False)
+    return head
 
 
 def fitted_candidates(

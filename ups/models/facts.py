@@ -85,12 +85,11 @@ def is_size(value: Any) -> bool:
 
 
 def is_band(value: Any) -> bool:
-    """Whether value has the numbers of `ups.models.band.Band`, as many of each feature."""
+    """Whether value has the numbers of `ups.models.band.Band`."""
     return (
         isinstance(value, Mapping)
         and value.keys() == BAND.keys()
         and all(check(value[key]) for key, (check, _) in BAND.items())
-        and len({len(value[key]) for key, row in BAND.items() if row is NUMBERS}) == 1
     )
 
 
@@ -102,7 +101,7 @@ def is_table(value: Any) -> bool:
 COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_flag, "true or false")
 NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
 CHANNELS = (each(is_whole), "numbers of channels")
-SIZE, TABLE, NUMBERS = (is_size, "a size"), (is_table, "numbers"), (each(is_number), "numbers")
+SIZE, TABLE = (is_size, "a size"), (is_table, "numbers")
 SIZES = (is_sizes, "a standard deviation by name")
 RANGES = (is_ranges, "the smallest and largest value by name")
 CODEC: Rows = {
@@ -145,10 +144,8 @@ BASE: Rows = {
     "forcing_offsets": (each(is_number), "numbers"),
 }
 BAND: Rows = {
-    **dict.fromkeys(("mean", "std", "low", "high", "weights"), NUMBERS),
-    "center": NUMBER,
-    "profile": (each(each(is_size)), "rows of sizes"),
-    **dict.fromkeys(("width", "cell_width", "distance", "error"), SIZE),
+    **dict.fromkeys(("profile", "twin"), (each(each(is_size)), "rows of sizes")),
+    **dict.fromkeys(("factor", "width", "cell_width", "alarm", "error"), SIZE),
 }
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
@@ -294,7 +291,8 @@ class HeadFacts(Facts):
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
     tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: the numbers of `ups.models.band.Band`. starts: of `ups.models.starts`.
+    record of the first. band: the numbers of `ups.models.band.Band`. starts: of `ups.models.starts`. twin:
+    kind and settings of the base that was fitted once more (`Base.twin`).
     """
 
     again, kept = AGAIN, ("input_codec",)
@@ -322,6 +320,7 @@ class HeadFacts(Facts):
     noise: dict[str, float] | None = checked(SIZES, default=None)
     start_frames: int | None = checked(WHOLE, True, default=None)
     is_deterministic: bool | None = checked(FLAG, True, default=None)
+    twin: dict[str, Any] | None = None
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
     starts: list[list[float]] | None = checked((each(each(is_size)), "rows of sizes"), True, default=None)

@@ -71,6 +71,11 @@ class TaskHead(nn.Module):
         self.forcing_codec = empty_tokenizer(facts.forcing_codec) if self.task.forcing else None
         self.base = build_base(facts.base)
         self.base.requires_grad_(False)  # it stays as it was fitted: with the network its errors grow
+        self.twin = None
+        if facts.twin is not None:
+            require_base(facts.twin, len(facts.parameters), f"{self.name} (twin)")
+            with torch.random.fork_rng([]):  # the network's first weights do not depend on it
+                self.twin = build_base(facts.twin).requires_grad_(False)
         self.register_buffer("scale", torch.ones(max(1, len(facts.parameter_values))))
         # normalised bounds of each channel: rollouts are clipped to them, so none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):

@@ -11,6 +11,7 @@ of the training data, so long rollouts stay finite (ups/models/constraints.py). 
 last layer of the network: nothing else reads latents.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,17 @@ class Operator(TaskNetwork):
         is_recorded = is_tracked and torch.is_grad_enabled()
         with torch.set_grad_enabled(is_recorded), torch.autocast(u.device.type, enabled=False):
             return rollout(steps, u, num_frames, head.history)
+
+    def with_twin(self, task: str) -> "Operator":
+        """The operator with the twin of a task's base, if there is one, in place of the base, and without
+        bounds on the state."""
+        head, other = self.head(task), copy.copy(self)
+        changed = head.with_facts()
+        changed.base = (head.base if head.twin is None else head.twin).unbounded()
+        changed.constraints = changed.invariants
+        other._modules = self._modules | {"heads": nn.ModuleDict({**self.heads, task: changed})}
+        other.traces = Traces()
+        return other
 
     def rollout(self, z: Tensor, task: str, *arguments: Any, **options: Any) -> Tensor:
         """`forecast` from latents z (batch, history or more, *tokens, dim) to latents (batch, num_frames,

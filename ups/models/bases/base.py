@@ -242,6 +242,14 @@ class Base(nn.Module):
         """
         yield cls.kind, settings, cls(**settings)
 
+    def twin(
+        self, samples: Samples, name: str, settings: dict[str, Any]
+    ) -> "tuple[dict[str, Any], Base] | None":
+        """(settings, base) of the candidate of this name, fitted once more to other samples: where forecasts
+        by the two differ, one is wrong. None without such a candidate, or if nothing is fitted."""
+        fits = type(self).fit(samples, settings) if self.num_fitted else ()
+        return next((tuple(found) for other, *found in fits if other == name), None)
+
 
 class Persistence(Base):
     """The last frame again; every forecast is compared with it."""
