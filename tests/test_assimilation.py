@@ -212,7 +212,7 @@ def test_an_equation_is_selected_with_its_estimated_start(chain, monkeypatch, is
     candidates.add("equation", head)
     head.facts = replace(head.facts, start_frames=0)
     last = base_selection.evaluate_candidate("", head, cache, 10, candidates.rows)
-    candidates.keep(replace(last, name="smooth", rmse=0.98 * last.rmse))
+    candidates.kept.append(replace(last, name="smooth", rmse=0.98 * last.rmse))
     assert min(candidates.kept, key=Candidate.error).name == ("equation" if is_tried else "smooth")
 
 
