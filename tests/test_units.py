@@ -213,6 +213,7 @@ def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
                         "parameters": {"q": values},
                         "parameter_values": values,
                         "base": of_one,
+                        "twin": None,
                     }
                 ),
                 width=1,

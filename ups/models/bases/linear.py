@@ -182,6 +182,7 @@ class Linear(Base):
     ) -> tuple[str, dict[str, Any], "Linear"]:
         """The candidate (name, settings, base) of fitted tensors."""
         settings = {**settings, "lags": self.lags, "rank": best.rank}
+        settings.pop("firm_rank", None)  # of the fit before, if this is of a twin
         found = found | {"reads": best.reads, "gives": best.gives}
         if firm is not None:
             settings["firm_rank"] = firm.rank
