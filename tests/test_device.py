@@ -665,7 +665,9 @@ def test_a_graph_is_recorded_as_torch_documents_it(monkeypatch, fails):
     ended = MagicMock(side_effect=RuntimeError("not recording"))
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended, raising=False)
-    graphs = CudaGraphs(torch.device("cuda"))  # as Accelerate gives it to a process alone
+    own = type("Graphs", (CudaGraphs,), {})  # it remembers those of its own
+    graphs = own.of(torch.device("cuda"))  # as Accelerate gives it to a process alone
+    assert graphs is own.of(torch.device("cuda", 0))
     with graphs.turn():
         assert graphs.stream.wait_stream.call_count == 1
     if fails:

@@ -110,14 +110,18 @@ class CudaGraphs:
     """Records and replays on one GPU. All graphs, also of other threads, take turns in the same memory."""
 
     def __init__(self, device: torch.device) -> None:
-        device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.memory, self.lock = torch.cuda.graph_pool_handle(), threading.RLock()
 
     @classmethod
-    @cache
     def of(cls, device: torch.device) -> Self:
-        return cls(device)
+        """Those of a device, which Accelerate gives without its number to a process alone."""
+        return cls._of(torch.cuda.current_device() if device.index is None else device.index)
+
+    @classmethod
+    @cache
+    def _of(cls, number: int) -> Self:
+        return cls(torch.device("cuda", number))
 
     def __reduce__(self) -> tuple:
         return CudaGraphs.of, (self.device,)
