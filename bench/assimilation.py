@@ -10,7 +10,6 @@ first members for both; radius and inflation are about those of that file. DAPPE
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 import ups
+from bench.command import parser_of
 from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
 from ups.report.tables import markdown_table
@@ -88,9 +88,7 @@ def scored(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the films and the run")
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--dt", type=float, default=0.25)

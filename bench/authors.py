@@ -32,6 +32,7 @@ import numpy as np
 
 from bench.apebench import environment
 from bench.authors_solvers import AUTHORS
+from bench.command import parser_of
 from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.rivals import Settings
@@ -198,9 +199,7 @@ def evaluate(args: argparse.Namespace, author: str, column: str, seed: int) -> N
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--equation", nargs="+", choices=tuple(EQUATIONS), default=list(EQUATIONS))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS[:3]))
     parser.add_argument("--python", type=Path, help="an interpreter that has the authors' packages")

@@ -31,7 +31,7 @@ import yaml
 
 from bench import correction
 from bench.baselines import Problem, Trained
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.rivals import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
 from bench.search import Changes
@@ -269,9 +269,7 @@ def read_pairs(texts: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", required=True)
     parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=MODELS)
     add_arguments(parser)

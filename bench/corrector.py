@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 import ups
+from bench.command import parser_of
 from bench.table import RESULTS
 from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
@@ -83,9 +84,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--example", help="a module of examples/")
     parser.add_argument("--data", type=Path, help="the folder that make corrector wrote")
     parser.add_argument("--run", nargs="+", default=[], metavar="COLUMN=FOLDER")

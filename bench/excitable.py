@@ -30,7 +30,6 @@ no kick.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.eleven import keep, processor, read
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -253,9 +252,7 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--climate", type=int, metavar="FRAMES")

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import ups
-from bench.command import parse
+from bench.command import parse, parser_of
 from bench.profiling import Clock, peaks
 from bench.sweep import INHERITED
 from ups.common.device import computed, precision_in_words
@@ -388,9 +388,7 @@ PARTS = {part.__name__: part for part in (machine, updates, curve, sizes, foreca
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
     parser.add_argument("--run", type=Path, help="folder of a trained run")

@@ -10,7 +10,6 @@ of truths (all cells, all cases) inside the 90 % intervals of both.
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 import ups
+from bench.command import parser_of
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.place import ROOT
 from ups.forecaster import Forecaster
@@ -251,9 +251,7 @@ def row_of(folder: Path, task: str, cases: int) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--tasks", nargs="+", default=[*CASES])

@@ -10,7 +10,6 @@ the mean of the law. With --climate it is the gate on long rollouts, of one memb
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import NamedTuple
 from unittest.mock import patch
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.command import parser_of
 from ups.data.generate import solver_of
 from ups.evaluation.claims import ENSEMBLE
 from ups.evaluation.gates import gate, outcome
@@ -274,9 +274,7 @@ def decided(name: str, found: dict[str, dict[str, list]], members: Tensor) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--task", choices=WORLDS, default="burgers1d_forced")
     parser.add_argument("--starts", type=int, nargs="+", default=[40, 100])
     parser.add_argument("--of", type=int, default=400)

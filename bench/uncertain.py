@@ -13,11 +13,11 @@ data, trajectories, leads or members, or if two have the same seed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.command import parser_of
 from ups.evaluation.claims import at
 from ups.report.report import check_results
 from ups.report.tables import label, markdown_table
@@ -139,9 +139,7 @@ def table(runs: list[Results]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=Path, nargs="+", required=True)
     try:
         print(table([read(folder) for folder in parser.parse_args().runs]))
