@@ -72,8 +72,8 @@ def corrected_runs(
     lost, kept = (np.ptp(u.mean(tuple(range(3, u.ndim))), 1).max() / size for u in (mine, theirs))
     require(kept > KEPT or lost < SAME, f"corrected runs move a mean by {lost:.1e}", "none, as of the step")
     state, (_, batch, _) = starts[:1], correct._conditions(None, 1)
-    theirs = correct.theirs(state)
-    alone = [run_of(lambda u: correct.corrected(state, theirs, batch), starts[0], num)[1] for _ in starts]
+    later = correct.theirs(state)
+    alone = [run_of(lambda u: correct.corrected(state, later, batch), starts[0], num)[1] for _ in starts]
     least = NOT_LESS * (coarse_s.min() + min(alone))
     took = f"a corrected run takes {corrected_s.min():.3g} s"
     require(corrected_s.min() >= least, took, f"{least:.3g} s of all its parts, or a quieter machine")

@@ -318,5 +318,5 @@ def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
             "val_fraction": data.val_fraction,
             "test_fraction": data.test_fraction,
         },
-        "cache": {"dtype": "float32"},
+        "cache": {"dtype": "float32"},  # there is no other: so fingerprints stay as they were
     }

@@ -91,11 +91,8 @@ def differences(
     """
     from ups.models.windows import stay, symmetry
 
-    head, total = (
-        operator.head(task),
-        torch.zeros(w_pred.shape[:3], dtype=torch.float64, device=w_pred.device),
-    )
-    twin = operator.with_twin(task)
+    head, twin = operator.head(task), operator.with_twin(task)
+    total = torch.zeros(w_pred.shape[:3], dtype=torch.float64, device=w_pred.device)
     for number in range(NUM_TWINS):
         move = symmetry(head.task, head.codec.space, generator(number, "twin"))
         share = 0.5 if move is stay and head.twin is None else 1.0
