@@ -41,10 +41,10 @@ STAGE = "operator"
 
 
 def loss_of(
-    operator: Operator, task: str, field_weight: float, u: Tensor, u_ref: Tensor, parameters: ParameterBatch
+    operator: Operator, task: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch
 ) -> tuple[Tensor, dict]:
     """Loss and metrics of windows of a task."""
-    loss, metrics = operator_loss(operator, task, u, u_ref, parameters, field_weight)
+    loss, metrics = operator_loss(operator, task, u, u_ref, parameters)
     return loss, {f"{task}/{key}": value for key, value in metrics.items()}
 
 
@@ -114,8 +114,7 @@ def main() -> None:
         )
     if trained:
         windows = Windows(trained, config.task, contexts, config.operator, seed)
-        weight = config.operator.field_weight
-        losses = {name: partial(loss_of, operator, name, weight) for name in trained}
+        losses = {name: partial(loss_of, operator, name) for name in trained}
     else:
         run.skip_loop("no task has a base that a network could improve")
 

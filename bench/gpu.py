@@ -169,14 +169,10 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
     return u, u_ref, head.parameter_batch(values.expand(rows, -1))
 
 
-def loss_of(operator: Operator, name: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch) -> tuple:
-    return operator_loss(operator, name, u, u_ref, parameters, 0.1)
-
-
 def losses_of(operator: Operator, name: str, rows: int, num: int = 1) -> list[SplitLoss]:
     """Return the losses of `num` random batches."""
     batches = [batch_of(operator, name, rows) for _ in range(num)]
-    compute = partial(loss_of, operator, name)
+    compute = partial(operator_loss, operator, name)
     return [SplitLoss(partial(rows_of, batch), compute) for batch in batches]
 
 

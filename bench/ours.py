@@ -137,7 +137,7 @@ def train_ours(
     def loss(now: int) -> Tensor:
         batch = replace(windows.schedule.batch(len(times)), step=now)
         window = windows.read(operator.heads[batch.task], batch, slice(0, len(batch)))
-        return operator_loss(operator, batch.task, *window, windows.settings.field_weight)[0]
+        return operator_loss(operator, batch.task, *window)[0]
 
     stopped = fit(
         operator,

@@ -103,11 +103,11 @@ PLANE, FRAMES = 2, 4
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 # backbones beside that of the configuration that may suit ours better, by dimension
 KINDS: dict[int, tuple[dict, ...]] = {
-    1: ({"kind": "fno", "width": 32, "modes": 24}, {"kind": "resnet", "width": 32, "depth": 2}),
+    1: ({"kind": "fno", "width": 32, "modes": 24},),
     PLANE: ({"kind": "fno", "width": 32, "modes": 8}, {"kind": "unet", "width": 32}),
     3: ({"kind": "fno", "width": 12, "modes": 4}, {"kind": "unet", "width": 16}),
 }
-PATCH = {"fno": 1, "resnet": 1, "unet": 2}  # of these backbones
+PATCH = {"fno": 1, "unet": 2}  # of these backbones
 
 
 def rival_starts(family: str, problem: Problem) -> list[Changes]:

@@ -172,7 +172,7 @@ def operator_stage(
     for parameter, mark in zip(operator.to(device).parameters(), marks, strict=True):
         vars(parameter).update(mark)
     windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, 0)
-    compute = partial(train_operator.loss_of, operator, name, config.operator.field_weight)
+    compute = partial(train_operator.loss_of, operator, name)
     return operator, lambda step: SplitLoss(
         partial(windows.read, operator.heads[name], windows.schedule.batch(step)), compute
     )
@@ -439,7 +439,6 @@ LAUNCHES = {
     ("diff_react2d", "plain"): (444, 55),
     ("burgers1d", "flat"): (604, 63),
     ("burgers1d", "fno"): (413, 61),
-    ("burgers1d", "resnet"): (509, 61),
     ("burgers1d", "transformer"): (657, 65),
     ("burgers1d", "unet"): (633, 67),
 }
@@ -746,7 +745,7 @@ class Loss(nn.Module):
         self.operator, self.name = operator, name
 
     def forward(self, u: Tensor, u_ref: Tensor, *known: Tensor) -> Tensor:
-        return operator_loss(self.operator, self.name, u, u_ref, ParameterBatch(*known), 0.1)[0]
+        return operator_loss(self.operator, self.name, u, u_ref, ParameterBatch(*known))[0]
 
 
 def with_gradients(model: nn.Module, weights: dict[str, Tensor], *given: Tensor) -> list[Tensor]:

@@ -19,6 +19,7 @@ from ups.common.files import (
     is_at,
     read_sealed,
     replacing,
+    temporary_folder,
     value_hash,
     write_atomic,
     write_sealed,
@@ -150,6 +151,24 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         temporary.write_text("half")
         raise RuntimeError
     assert (tmp_path / "x").read_text() == "one" and os.listdir(tmp_path) == ["x"]
+    write_atomic(tmp_path / "x", "two")
+    assert (tmp_path / "x").read_text() == "two" and os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "make, call", [(temporary_folder, "mkdir"), (lambda root: replacing(root / "x"), "open")]
+)
+def test_a_signal_while_it_is_made_leaves_nothing(tmp_path, monkeypatch, make, call):
+    works = getattr(os, call)
+
+    def signalled(*arguments, **options):
+        works(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, signalled)
+    with pytest.raises(KeyboardInterrupt), make(tmp_path):
+        pass
+    assert not os.listdir(tmp_path)
 
 
 def test_one_flipped_character_of_a_sealed_record_is_noticed(tmp_path):
@@ -162,9 +181,5 @@ def test_one_flipped_character_of_a_sealed_record_is_noticed(tmp_path):
         read_sealed(tmp_path / "x.json", "a record", "")
 
 
-def test_atomic_write_replaces_whole_files_and_hashes_ignore_key_order(tmp_path):
-    path = tmp_path / "x.txt"
-    write_atomic(path, "one")
-    write_atomic(path, "two")
-    assert path.read_text() == "two" and os.listdir(tmp_path) == ["x.txt"]
+def test_hashes_ignore_key_order():
     assert value_hash({"a": 1, "b": 2}) == value_hash({"b": 2, "a": 1}) != value_hash({"a": 1, "b": 3})

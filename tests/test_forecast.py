@@ -63,7 +63,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     for step in range(12):
         batch = windows.schedule.batch(step)
         u, u_ref, known = windows.read(operator.heads[batch.task], batch, slice(0, 8))
-        loss, _ = operator_loss(operator, batch.task, u, u_ref, known, settings.field_weight)
+        loss, _ = operator_loss(operator, batch.task, u, u_ref, known)
         optimizer.zero_grad()
         loss.backward()
         scale_lr(optimizer, 0.1)

@@ -274,7 +274,7 @@ def start_clocks(seconds: float) -> None:
 
 def read_here_or_apart(number: int) -> None:
     """Read data files in this process, which is watched, or in the process that reads them for users."""
-    readers.Foreign = (lambda path, _: readers.open_here(path)) if number % 2 else process.Foreign
+    readers.Foreign = readers.open_here if number % 2 else process.Foreign
     process.running()
 
 

@@ -15,7 +15,6 @@ In a clone `python predict.py --input my.h5 ...` does the same.
 
 import math
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import h5py
 import numpy as np
 
 import ups
-from ups.common.files import flush, place_new
+from ups.common.files import flush, place_new, temporary_folder
 from ups.common.place import require_posix
 from ups.common.user_solver import solvers_named
 from ups.config.command import DRY_RUN, read_command
@@ -154,8 +153,8 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
         u = np.concatenate([u.repeat(repeats, 0), u_pred], 2 if is_steady else 1)
         return np.concatenate([u, f.repeat(repeats, 0)], 2) if head.task.forcing else u
 
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
-        path = Path(temporary) / output.name
+    with temporary_folder(folder) as temporary:
+        path = temporary / output.name
         chunk = repeats * max(1, STATES // repeats)
         if not is_user:
             write_data(path, args.task, predict, settings, chunk=chunk)

@@ -8,9 +8,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
@@ -182,17 +184,30 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to in the block; it replaces `path` after the block. After an error `path` is
     unchanged. Its mode follows the umask."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with create(temporary) as file:
-        mode = os.fstat(file.fileno()).st_mode & 0o777
-    try:
+    try:  # around its creation too: a signal may arrive before the next line
+        with create(temporary) as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
         yield temporary
         temporary.chmod(mode)
         flush(temporary)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder, which `create` refused
+            temporary.unlink()
         raise
     flush(path.parent)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A new hidden folder in `parent`, removed after the block. tempfile's stays if a signal arrives between
+    its creation and the block."""
+    path = parent / f".{uuid.uuid4().hex}.tmp"
+    try:
+        path.mkdir(mode=0o700)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def place_new(path: Path, target: Path) -> None:

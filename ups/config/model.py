@@ -42,7 +42,6 @@ BACKBONES: dict[str, str] = {
     "plain": "plain:Plain",
     "fno": "fno:FNO",
     "unet": "unet:UNet",
-    "resnet": "resnet:ResNet",
     "transformer": "transformer:Transformer",
 }
 

@@ -221,7 +221,6 @@ class NetworkConfig:
 @dataclass(frozen=True)
 class OperatorConfig(NetworkConfig):
     base_steps: int
-    field_weight: float
     unroll_steps: Annotated[int, Positive]
     unroll_fraction: Annotated[float, Share]
 

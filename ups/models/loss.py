@@ -42,21 +42,14 @@ def relative_error(
     return (2 * error / (residual + scale**2 + 2 * LOSS_FLOOR**2)).sqrt().mean()
 
 
-def relative_field_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """Mean over samples of |u_pred - u_ref| / |u_ref|; both (batch, time, C, *space)."""
-    axes = tuple(range(1, u_ref.ndim))
-    ratio = (u_pred - u_ref).square().mean(axes) / u_ref.square().mean(axes).clamp_min(1e-8)
-    return ratio.add(1e-12).sqrt().mean()
-
-
 def operator_loss(
-    operator: Operator, task: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch, field_weight: float
+    operator: Operator, task: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of windows, and the detached errors of network and base.
 
     u (batch, history, ...): input frames; u_ref (batch, unroll * bundle, ...): the frames to predict by
-    `unroll` calls in a row. The loss is the mean over calls of the network's relative error and field_weight
-    times that of the field; gradients flow through the rollout.
+    `unroll` calls in a row. The loss is the mean over calls of the network's relative error; gradients flow
+    through the rollout.
     """
     head = operator.heads[task]
     scale, values_per_mode = head.scale[parameters.index], head.codec.width / head.codec.dim
@@ -67,7 +60,7 @@ def operator_loss(
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
         network_error = relative_error(full, target, u_base, scale, values_per_mode)
         base_error = relative_error(u_base, target, u_base, scale, values_per_mode)
-        loss = loss + network_error + field_weight * relative_field_error(full, target)
+        loss = loss + network_error
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]

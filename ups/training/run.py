@@ -93,9 +93,10 @@ class Run:
         self.accelerator = ranks.join(train.timeout_s)
         if self.device.type == "cuda":
             sum_in_one_order()
+        # the first collective: a rank that is refused before it cuts off those that still join
+        require_equal_facts(ranks.gather(shared_facts(config, self.folder.identity["parents"], self.stage)))
         if is_fsdp_requested(self.accelerator):
             require_fsdp(self.accelerator, train.batch_size, self.config.ddp.overlap)
-        require_equal_facts(ranks.gather(shared_facts(config, self.folder.identity["parents"], self.stage)))
         refusal = ranks.agreed(
             lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory"
         )

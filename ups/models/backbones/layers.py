@@ -209,11 +209,10 @@ class Convolution(nn.Module):
         ends: Ends,
         kernel_size: int = 3,
         stride: int = 1,
-        dilation: int = 1,
     ):
         super().__init__()
-        self.ends, self.stride, self.dilation, ndim = ends, stride, dilation, len(ends)
-        self.side, self.taps = dilation * (kernel_size // 2), (kernel_size,) * ndim
+        self.ends, self.stride, ndim = ends, stride, len(ends)
+        self.side, self.taps = kernel_size // 2, (kernel_size,) * ndim
         fan_in = channels_in * kernel_size**ndim
         bound = 1 / math.sqrt(fan_in)
         self.weight = nn.Parameter(torch.empty(channels_out, fan_in).uniform_(-bound, bound))
@@ -224,11 +223,11 @@ class Convolution(nn.Module):
         for axis, end in enumerate(self.ends, 1):
             x = padded(x, axis, self.side, end)
         filters = self.weight.to(x.dtype).unflatten(1, (*self.taps, -1)).movedim(-1, 1)
-        bias, stride, dilation = self.bias.to(x.dtype), self.stride, self.dilation
+        bias, stride = self.bias.to(x.dtype), self.stride
         if len(self.ends) == 1:
-            filters, stride, dilation = filters[:, :, None], (1, stride), (1, dilation)
+            filters, stride = filters[:, :, None], (1, stride)
         convolve = nn.functional.conv3d if len(self.ends) == 3 else nn.functional.conv2d
-        return from_image(convolve(as_image(x), filters, bias, stride, 0, dilation), len(self.ends))
+        return from_image(convolve(as_image(x), filters, bias, stride), len(self.ends))
 
 
 def as_image(x: Tensor) -> Tensor:
