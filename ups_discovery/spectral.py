@@ -165,7 +165,7 @@ class FieldTransform(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """(..., *space) to (..., modes); float32 or float64 as given."""
         ndim = len(self.space)
-        u = self._across_walls(u, False)
+        u = self._across_walls(u, False) if self.walls else u
         if self.periodic:
             u = torch.fft.rfftn(u, dim=[axis - ndim for axis in self.periodic], norm="ortho")
         return u.flatten(-ndim)
@@ -180,7 +180,7 @@ class FieldTransform(nn.Module):
                 dim=[axis - len(self.space) for axis in self.periodic],
                 norm="ortho",
             )
-        return self._across_walls(u, True)
+        return self._across_walls(u, True) if self.walls else u
 
     def _across_walls(self, u: Tensor, is_back: bool) -> Tensor:
         """The transform of u along every axis with walls, or its inverse."""

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.optim.adamw import adamw
 
 from ups.common.device import computed
 from ups.config.schema import OptimConfig
-from ups.training.sharding import as_sharded, full_tensors, local_shard, local_shards, shards_like
+from ups.training.sharding import as_sharded, full_tensor, is_sharded, local_shard, shard_like
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -60,6 +60,8 @@ class MuonAdamW(torch.optim.Optimizer):
     load_state_dict reads fused to place the step counts). Weight decay is decoupled. The state exists before
     the first step, so that memory cannot run out in the middle of one.
     """
+
+    local: Callable[[Iterable[Tensor]], list[Tensor]] = list  # the shards of tensors that this rank holds
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
@@ -100,7 +102,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             if group["kind"] == "muon":
                 for members, directions in self.call(self._directions, number, only):
-                    shards, size = local_shards(members), math.sqrt(max(members[0].shape[-2:]))
+                    shards, size = self.local(members), math.sqrt(max(members[0].shape[-2:]))
                     torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
                     torch._foreach_add_(shards, directions, alpha=-(group["lr"] * UPDATE_RMS * size))
             elif parameters := stepped(group, only):
@@ -113,23 +115,26 @@ class MuonAdamW(torch.optim.Optimizer):
         group, by_shape, found = self.param_groups[number], {}, []
         for parameter in stepped(group, only):
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
-        for (shape, _), members in by_shape.items():
-            gradients = local_shards([p.grad for p in members])
+        for members in by_shape.values():
+            gradients = self.local(p.grad for p in members)
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack(list(full_tensors(members, updates)))
-            directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
-            directions = shards_like(members, directions.reshape(len(members), *shape).unbind())
-            found.append((members, directions))
+            found.append((members, self._orthogonal(members, updates)))
         return found
+
+    def _orthogonal(self, members: list[Tensor], updates: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The orthogonal factors of updates of parameters of one shape."""
+        stacked, shape = torch.stack(list(updates)), members[0].shape
+        directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
+        return directions.reshape(len(members), *shape).unbind()
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         names = (*MOMENTS["adamw"], "step")
         averages, squares, steps = ([self.state[p][name] for p in parameters] for name in names)
         adamw(
-            local_shards(parameters),
-            local_shards([p.grad for p in parameters]),
+            self.local(parameters),
+            self.local(p.grad for p in parameters),
             averages,
             squares,
             [],
@@ -145,6 +150,18 @@ class MuonAdamW(torch.optim.Optimizer):
             eps=ADAM_EPS,
             maximize=False,
         )
+
+
+class ShardedMuonAdamW(MuonAdamW):
+    """`MuonAdamW` of a model in shards. Muon gathers its updates, as it needs whole matrices: collectives."""
+
+    @staticmethod
+    def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [local_shard(tensor) for tensor in tensors]
+
+    def _orthogonal(self, members: list[Tensor], updates: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = [*map(full_tensor, members, updates)]
+        return [*map(shard_like, members, super()._orthogonal(members, whole))]
 
 
 def stepped(group: dict[str, Any], only: str | None) -> list[Tensor]:
@@ -214,7 +231,8 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
             "weight_decay": optim.adamw_weight_decay if decays else 0.0,
         }
         groups.setdefault((factor, decays), settings)["params"].append(parameter)
-    return MuonAdamW(list(groups.values()))
+    optimizer = ShardedMuonAdamW if is_sharded((muon + adamw)[0]) else MuonAdamW
+    return optimizer(list(groups.values()))
 
 
 def aligned(length: int) -> int:

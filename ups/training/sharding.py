@@ -7,7 +7,7 @@ first axis that divides evenly among the ranks, because spectral weights begin w
 does, along the first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,26 +37,10 @@ def full_tensor(parameter: Tensor, shard: Tensor) -> Tensor:
     return _distributed(parameter, shard).full_tensor() if is_sharded(parameter) else shard
 
 
-# the same for lists of a model's tensors, of which all are sharded or none: one look for all
-
-
-def local_shards(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`local_shard` of each."""
-    return [*map(local_shard, tensors)] if tensors and is_sharded(tensors[0]) else tensors
-
-
-def full_tensors(parameters: Sequence[Tensor], shards: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`full_tensor` of each. A collective."""
-    return [*map(full_tensor, parameters, shards)] if is_sharded(parameters[0]) else shards
-
-
-def shards_like(parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """This rank's shards of whole tensors, to be sharded like the parameters."""
-    if not is_sharded(parameters[0]):
-        return tensors
-    mesh = parameters[0].device_mesh
-    places = [(p.placements[0].dim, mesh.get_local_rank(), mesh.size()) for p in parameters]
-    return [shard_of(tensor, *place) for tensor, place in zip(tensors, places, strict=True)]
+def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's shard of a whole tensor, sharded like `parameter`."""
+    mesh = parameter.device_mesh
+    return shard_of(tensor, parameter.placements[0].dim, mesh.get_local_rank(), mesh.size())
 
 
 def _distributed(parameter: Tensor, shard: Tensor) -> Tensor:

@@ -81,27 +81,25 @@ class BoxMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(2, len(self.k), width, width) / width)
         self._kept: dict[tuple, tuple[Tensor, Tensor | None]] = {}
 
-    def _rows(self, tokens: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _rows(self, tokens: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """(basis rows of the waves that the token grid resolves, their numbers or None if these are all)."""
-        key = (*tokens, like.device)
-        if key not in self._kept:
-            most = [
-                (n - 1) // 2 if end == PERIODIC else n - 1 for n, end in zip(tokens, self.ends, strict=True)
-            ]
-            kept = [
-                number
-                for number, k in enumerate(self.k)
-                if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))
-            ]
-            rows = box_rows([self.k[number] for number in kept], tokens, self.ends).float().to(like.device)
-            is_all = len(kept) == len(self.k)
-            self._kept[key] = rows, None if is_all else torch.tensor(kept, device=like.device)
-        return self._kept[key]
+        most = [(n - 1) // 2 if end == PERIODIC else n - 1 for n, end in zip(tokens, self.ends, strict=True)]
+        kept = [
+            number
+            for number, k in enumerate(self.k)
+            if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))
+        ]
+        rows = box_rows([self.k[number] for number in kept], tokens, self.ends).float().to(device)
+        is_all = len(kept) == len(self.k)
+        return rows, None if is_all else torch.tensor(kept, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
         batch, *tokens, width = x.shape
-        rows, kept = self._rows(tokens, x)
+        key = (*tokens, x.device)
+        if key not in self._kept:
+            self._kept[key] = self._rows(tokens, x.device)
+        rows, kept = self._kept[key]
         weight = self.weight if kept is None else self.weight[:, kept]
         flat = rows.flatten(0, 1).expand(batch, -1, -1)
         hat = flat.bmm(x.flatten(1, -2)).view(batch, *rows.shape[:2], width).permute(1, 2, 0, 3)
