@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("burgers1d", "diff_react2d", "burgers1d_hidden", "darcy2d_grf", "burgers1d_forced")
 
 
-MOST_OF_FORECAST = CallPath(functions=70, files=17, depth=10)
+MOST_OF_FORECAST, MOST_OF_ITS_FRAME = CallPath(functions=70, files=17, depth=10), CallPath(33, 12, 10)
 MOST_OF_GRAPH = CallPath(44, 12, 6)  # the same once a graph computes the frames
 # of a call of `sample` by the student, and of a later frame of it alone
 MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(130, 28, 19), CallPath(80, 23, 18)
@@ -703,11 +703,31 @@ def burgers(model: Forecaster, num_frames: int = 3, **changes) -> np.ndarray:
     return model.forecast("burgers1d", **given)
 
 
-def test_the_path_of_a_forecast_of_one_frame_is_short(pretrained):
+def path_of_second_frame(monkeypatch, module: str, call) -> CallPath:
+    """Of a rollout that `module` begins in call()."""
+    paths = []
+
+    def watched(step, *arguments):
+        def watched_step(window, done):
+            new = []
+            paths.append(path_of(lambda: new.append(step(window, done))))
+            return new[0]
+
+        return rollout(watched_step, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{module}.rollout", watched)
+        call()
+    return paths[1]
+
+
+def test_the_path_of_a_forecast_is_short(pretrained, monkeypatch):
     """It may only fall. The second call counts: what is computed once has been computed."""
     burgers(pretrained, 1)
     found = path_of(lambda: burgers(pretrained, 1))
     assert all(one <= most for one, most in zip(found, MOST_OF_FORECAST, strict=True)), found
+    found = path_of_second_frame(monkeypatch, "ups.models.operator", lambda: burgers(pretrained, 2))
+    assert all(one <= most for one, most in zip(found, MOST_OF_ITS_FRAME, strict=True)), found
 
 
 @pytest.mark.parametrize("task", ["burgers1d", "darcy2d", "ns_incom2d"])
@@ -748,25 +768,16 @@ def test_a_step_that_branches_on_numbers_has_no_graph():
 
 def test_the_path_of_a_sampled_frame_is_short(model, monkeypatch):
     """They may only fall. What is the same for all frames of a sample runs before the first one."""
-    u0, paths = field(model, "burgers1d_hidden", 1), []
+    u0 = field(model, "burgers1d_hidden", 1)
 
     def draw(num_frames: int) -> None:
         model.sample("burgers1d_hidden", u0, num_frames=num_frames, members=2, by="student")
 
-    def watched(step, *arguments):
-        def watched_step(window, done):
-            new = []
-            paths.append(path_of(lambda: new.append(step(window, done))))
-            return new[0]
-
-        return rollout(watched_step, *arguments)
-
     draw(1)
     found = path_of(lambda: draw(1))
     assert all(one <= most for one, most in zip(found, MOST_OF_SAMPLE, strict=True)), found
-    monkeypatch.setattr(sampling, "rollout", watched)
-    draw(2)
-    assert all(one <= most for one, most in zip(paths[1], MOST_OF_FRAME, strict=True)), paths
+    found = path_of_second_frame(monkeypatch, "ups.generative.sampling", lambda: draw(2))
+    assert all(one <= most for one, most in zip(found, MOST_OF_FRAME, strict=True)), found
 
 
 def one_call(model: Forecaster) -> torch.Tensor:

@@ -34,7 +34,6 @@ import ups.training.run
 from ups.common.device import precision_in_words
 from ups.common.place import ROOT, make_target
 from ups.config.load import load_config
-from ups.config.schema import OptimConfig
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
@@ -524,19 +523,8 @@ def test_one_batch_can_be_overfitted(name, backbone):
     if name != "darcy2d":
         z_ref = z_ref + z
     u, u_ref = head.input_codec.decode(z), head.codec.decode(z_ref)
-    settings = OptimConfig(
-        muon_lr=0.01,
-        muon_momentum=0.95,
-        muon_weight_decay=0.0,
-        adamw_lr=0.01,
-        adamw_betas=[0.9, 0.95],
-        adamw_weight_decay=0.0,
-        warmup_steps=0,
-        decay_fraction=0.5,
-        clip_norm=1.0,
-        ema_decay=0.9,
-        trunk_factor=1.0,
-    )
+    settings = load_config(ROOT / "configs" / "default.yaml").operator.optim
+    settings = replace(settings, muon_lr=0.01, muon_weight_decay=0.0, adamw_lr=0.01, adamw_weight_decay=0.0)
     optimizer = build_optimizer(operator, settings)
     first = None
     for step in range(60):

@@ -43,27 +43,30 @@ def best_other(task: Entry) -> str | None:
 
 def paragraph(results: Results) -> str:
     """The summary in words."""
-    tasks, gates = results.tasks, results.facts["gates"]
-    failed, undecided = ([gate["name"] for gate in some] for some in not_passed(gates))
-    passed = len(gates) - len(failed) - len(undecided)
+    tasks, split = results.tasks, results.facts["protocol"].get("split", "")
     total = sum(task.number("", "num_trajectories") for task in tasks.values())
-    split = results.facts["protocol"].get("split", "")
-    return " ".join(
-        [
-            f"The operator was scored on {total:,} {split} trajectories of "
-            f"{len(tasks)} task{'s' * (len(tasks) != 1)}.",
-            f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}."
-            if failed
-            else f"All {len(gates)} gates pass."
-            if not undecided
-            else f"{passed} of {len(gates)} gates pass and none fails.",
-            *([f"Undecided: {', '.join(undecided)}."] if undecided else []),
-            *_on_the_base(tasks),
-            *_on_other_networks(tasks),
-            *_on_the_codec(tasks),
-            *_on_the_largest_error(tasks),
-        ]
-    )
+    sentences = [
+        f"The operator was scored on {total:,} {split} trajectories of "
+        f"{len(tasks)} task{'s' * (len(tasks) != 1)}.",
+        *_on_the_gates(results.facts["gates"]),
+        *_on_the_base(tasks),
+        *_on_other_networks(tasks),
+        *_on_the_codec(tasks),
+        *_on_the_largest_error(tasks),
+    ]
+    return " ".join(sentences)
+
+
+def _on_the_gates(gates: list[dict]) -> list[str]:
+    failed, undecided = ([gate["name"] for gate in some] for some in not_passed(gates))
+    num = len(gates)
+    if failed:
+        out = [f"{len(failed)} of {num} gates fail: {', '.join(failed)}."]
+    elif undecided:
+        out = [f"{num - len(undecided)} of {num} gates pass and none fails."]
+    else:
+        out = [f"All {num} gates pass."]
+    return out + [f"Undecided: {', '.join(undecided)}."] * bool(undecided)
 
 
 def _listed(texts: Iterable[str]) -> str:
@@ -120,13 +123,11 @@ def _on_other_networks(tasks: dict[str, Entry]) -> list[str]:
         [(kind, f"{name} ({label(best_other(tasks[name]))})") for name, kind in kinds.items()],
         {"lower": "lower on {}", "higher": "higher on {}", "level": "the same within the intervals on {}"},
     )
-    return [
-        *([f"Compared with the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []),
-        *_by_kind(
-            [(kind, name) for name, kind in kinds.items()],
-            {"unknown": "No FNO or U-Net was trained on {} (make bench)."},
-        ),
-    ]
+    out = [f"Compared with the better of FNO and U-Net its error is {'; '.join(parts)}."] * bool(parts)
+    unknown = [name for name, kind in kinds.items() if kind == "unknown"]
+    if unknown:
+        out.append(f"No FNO or U-Net was trained on {_listed(unknown)} (make bench).")
+    return out
 
 
 def _on_the_codec(tasks: dict[str, Entry]) -> list[str]:
@@ -136,14 +137,10 @@ def _on_the_codec(tasks: dict[str, Entry]) -> list[str]:
     }
     shares = {name: floor / ours for name, (floor, ours) in errors.items() if ours and floor is not None}
     name = max(shares, key=shares.get, default=None)
-    return (
-        [
-            f"The codec's reconstruction error is at most {100 * shares[name]:.2g} % of the operator's "
-            f"({name})."
-        ]
-        if name
-        else []
-    )
+    if name is None:
+        return []
+    share = f"{100 * shares[name]:.2g} %"
+    return [f"The codec's reconstruction error is at most {share} of the operator's ({name})."]
 
 
 def _on_the_largest_error(tasks: dict[str, Entry]) -> list[str]:
