@@ -80,7 +80,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep profile dry-run leaderboard publish remove clean-smoke
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -168,9 +168,6 @@ record: $(ENVIRONMENT)       ## Seconds from a cache to the error of the best pu
 
 tune: cache                   ## Search settings of all three models for a task, on validation: make tune TASK=burgers1d BUDGET=180
 	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
-
-profile: cache                ## Time of the parts of a training step, and a trace: make profile STAGE=operator
-	$(PY) -m bench.profiling $(or $(STAGE),$(error STAGE is missing, such as STAGE=operator)) $(FLAGS)
 
 sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and compare on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
 	$(PY) -m bench.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \

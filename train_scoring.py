@@ -1,7 +1,7 @@
 """Scoring: a generative network trained by proper scores of its samples, without a teacher.
 
     loss = CRPS + energy score of a few one-evaluation samples against the operator's residual
-    start: the corrector's weights or, with scoring.start: fresh, the linear part of the sampler alone
+    start: the corrector's weights
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/scoring/: state/, metrics.jsonl, model.safetensors, done.json. A report includes it if
@@ -30,7 +30,6 @@ from ups.generative.student import (
     format_metrics,
     score_noise,
     teacher_endpoints,
-    untrained_map,
     validate,
 )
 from ups.generative.validation import validate_samplers
@@ -74,8 +73,7 @@ def main() -> None:
 
     # ---- model
     run.seed_all()
-    start = {"corrector": as_map, "fresh": untrained_map}[section.start]
-    network = run.attach(warm_start(run, start(corrector), config))
+    network = run.attach(warm_start(run, as_map(corrector), config))
     compute = partial(loss_of, network, residuals)
 
     # ---- loop

@@ -40,7 +40,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ups
 from bench.command import parse, parser_of
-from bench.profiling import Clock, peaks
 from bench.sweep import INHERITED
 from ups.common.device import computed, precision_in_words
 from ups.common.graphs import NUM_FIRST_CALLS, Captured
@@ -95,6 +94,16 @@ def seconds_of(action: Callable[[], object], device: torch.device, repeats: int 
         wait(device)
         times.append(time.perf_counter() - started)
     return min(times[1:])
+
+
+def peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Return FLOP/s of a product of large matrices and bytes/s of a copy."""
+    size, num_bytes = (8192, 2**30) if device.type == "cuda" else (1024, 2**26)
+    one, two = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    source = torch.zeros(num_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    product, copy = (seconds_of(f, device, 3) for f in (lambda: one @ two, lambda: target.copy_(source)))
+    return 2 * size**3 / product, 2 * num_bytes / copy
 
 
 def wait(device: torch.device) -> None:
@@ -218,7 +227,7 @@ def was_replayed(updates: Updates) -> bool:
 def machine(options: argparse.Namespace) -> Iterator[Row]:
     device, is_gpu = options.device, options.device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
-    product, copy = peaks(device, computed("bf16", device), Clock(device))
+    product, copy = peaks(device, computed("bf16", device))
     speed = f"{product / 1e12:.4g} TFLOP/s in {precision_in_words('bf16', device)}"
     yield f"{name}, torch {torch.__version__}", f"{speed}, {copy / 1e9:.4g} GB/s", ""
 
@@ -287,7 +296,7 @@ def curve(options: argparse.Namespace) -> Iterator[Row]:
 def sizes(options: argparse.Namespace) -> Iterator[Row]:
     name_of_config = "small_11task" if options.tiny else "pdebench_11task"
     device = options.device
-    best, _ = peaks(device, computed("bf16", device), Clock(device))
+    best, _ = peaks(device, computed("bf16", device))
     for name, rows, settings in TINY_SIZES if options.tiny else SIZES:
         config = load_config(ROOT / "configs" / f"{name_of_config}.yaml", settings)
         operator = operator_of(config, "bf16", {name: config.task[name].base[-1]}).to(options.device).train()

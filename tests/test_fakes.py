@@ -217,24 +217,6 @@ def test_exact_samples_in_the_place_of_every_stage_fail_no_gate(world):
     assert not failed(world[1]), failed(world[1])
 
 
-def test_scores_over_evaluations_end_at_those_of_the_report(world):
-    """Here every budget of the corrector samples the same exact members."""
-    entry = world[1]
-
-    def curve(model: str, metric: str) -> list[float]:
-        return entry.listed(model, metric, "evaluations")["value"]
-
-    assert curve("corrector", "evaluations") == [1, 2, 4, 8] and curve("student", "evaluations") == [1, 2]
-    assert curve("exact", "evaluations") == [0]
-    assert entry.number("", "starts", "evaluations") == transient.CURVE_STARTS
-    for model in entry.models("evaluations"):
-        for metric in transient.CURVE_METRICS:
-            assert len(curve(model, metric)) == len(curve(model, "evaluations"))
-    assert len(set(curve("corrector", "crps"))) == 1 and curve("exact", "crps") == [1.0]
-    assert abs(curve("corrector", "crps")[0] - 1) < 0.1
-    assert curve("corrector", "crps")[0] == curve("student", "crps")[1]
-
-
 @pytest.mark.parametrize(
     ("fake", "gates"),
     [

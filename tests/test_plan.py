@@ -48,10 +48,10 @@ def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path,
 
 
 def test_the_plan_of_a_report_has_the_samples_of_the_corrector():
-    """24 starts and 8 of the curve, 10 times as many frames of 4 starts and 2 members; 256 windows, 32 with
-    other conditions, 8 with four times as many steps."""
+    """24 starts, 10 times as many frames of 4 starts and 2 members; 256 windows, 32 with other conditions, 8
+    with four times as many steps."""
     settings = load_config(ROOT / "configs" / "small.yaml").evaluate
-    assert num_samples(settings) == 10 * (10 * (24 + 8) + 10 * 8) + 10 * (256 + 32)
+    assert num_samples(settings) == 10 * (10 * 24 + 10 * 8) + 10 * (256 + 32)
 
 
 def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):

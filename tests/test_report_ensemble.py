@@ -14,10 +14,8 @@ from entries import drop, entry_of
 from test_report import Page, example
 
 from ups.common.text import number
-from ups.evaluation.transient import add_curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.metrics.joint import score_joint
 from ups.report import figures, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.report.tables import label
@@ -84,17 +82,11 @@ def of_corrector():
     return entry_of("ensembles", main={"corrector": {"crps": 0.5}})
 
 
-def few(scores):
-    """Those of the first starts."""
-    return {name: value[:6] for name, value in scores.items()}
-
-
 @functools.cache
 def make_forecast():
     members, u_ref, mean = forecasts((64,))
     times = [0.2 * (i + 1) for i in range(u_ref.shape[1])]
     scores = {model: score_ensemble(x, u_ref, "periodic", mean) for model, x in members.items()}
-    joint = {model: scores[model] | score_joint(x, u_ref, "periodic", mean) for model, x in members.items()}
     words = ["The corrector knows its <error>.", "Its student keeps that."]
     entry = Entry("burgers1d", "ensembles", {"times": times, "words": words})
     entry.add("", {"members": NUM_MEMBERS})
@@ -104,12 +96,6 @@ def make_forecast():
         entry.add(model, costs)
     pair = scores["corrector"], scores["dressed_conditional"]
     entry.add("corrector / dressed_conditional", compare_ensembles(*pair, Resamples(100, 0)))
-    add_curves(
-        entry,
-        {1: few(joint["dressed"]), 2: few(joint["student_1"])},
-        {name: joint[name] for name in (*EVALUATIONS, "dressed")},
-        Resamples(100, 0, torch.arange(len(u_ref))),
-    )
     return entry, sample_of(members, u_ref)
 
 
@@ -186,7 +172,7 @@ def test_the_section_names_every_model_and_every_number():
     ):
         assert text in page
     assert number(entry.number("corrector / dressed_conditional", "crps")) in page
-    assert page.count("<svg") == page.count("<figure>") == 8
+    assert page.count("<svg") == page.count("<figure>") == 6
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
@@ -259,33 +245,21 @@ def test_members_move_beside_the_truth():
     assert "members beside the truth, u" in page and "member 2" not in page
 
 
-def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
+def test_coverage_has_a_line_for_every_network():
     entry, _ = forecast()
-    drawn = figures_ensemble.by_evaluations(entry)
-    assert len(drawn.axes) == 3
-    for ax, (_, key) in zip(drawn.axes, figures_ensemble.EVALUATION_PANELS, strict=True):
-        lines = {line.get_label(): line for line in ax.containers}
-        assert [len(part) for part in (ax.containers, ax.get_lines())] == [3, 4]  # the last: no network
-        places = [x for part in ax.containers for x in part.lines[0].get_xdata()]
-        assert len(set(places)) == len(places)  # none hides another's point
-        corrector = lines["corrector"].lines[0]
-        assert corrector.get_xdata().tolist() == [1, 2, 4]
-        assert corrector.get_ydata().tolist() == entry.listed("corrector", key, "evaluations")["value"]
     coverage = figures_ensemble.coverage_curves(entry)
     assert len(coverage.axes) == 3 and all(len(ax.get_lines()) == 7 for ax in coverage.axes)
-    assert figures_ensemble.by_evaluations(entry_of("ensembles")) is None
     assert figures_ensemble.coverage_curves(entry_of("ensembles", main={"operator": {"crps": 1.0}})) is None
 
 
 def test_sections_without_data_are_omitted():
     entry, sample = forecast()
     entry.facts["words"] = []
-    for model in (*entry.models(), *entry.models("evaluations"), *entry.ratios()):
+    for model in (*entry.models(), *entry.ratios()):
         if model != "operator":
             drop(entry, model=model)
     page = ensemble_section(entry, {})
-    # scores by lead, spectra
-    assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
+    assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 1  # scores by lead
     del entry.numbers["rollout", "operator", "crps", True]
     drop(entry, metric="spectrum_error")
     entry.add("operator", {"residual_spectrum_error": {"value": None, "low": None, "high": None}})

@@ -36,7 +36,7 @@ OBSERVED, START, CHANCE = "observed ", "start ", "chance "  # first words of cas
 # section -> first words of its cases; the first one is that of its main numbers
 SECTIONS = {
     "tasks": ("forecast", "spectra", "noise", "break-even"),
-    "ensembles": ("rollout", "one step", START, "long", "evaluations"),
+    "ensembles": ("rollout", "one step", START, "long"),
     "steady": ("partial", OBSERVED, CHANCE),
 }
 BY_LEAD = "_by_lead"  # ends the name of a list over leads

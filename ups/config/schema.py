@@ -255,8 +255,6 @@ class ScoredConfig:
 
 @dataclass(frozen=True)
 class ScoringConfig(ScoredConfig):
-    start: Literal["corrector", "fresh"]
-
     def passes(self, sampler_steps: int) -> Passes:
         return Passes(self.members, 1)
 

@@ -2,11 +2,9 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ups.common.mask import filled, valid_cells
@@ -16,12 +14,9 @@ from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_
 from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, num_step_samples
 from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
-from ups.generative.corrector import Condition, Corrector
-from ups.generative.diffusion import PURE_NOISE
-from ups.generative.sampling import Sampler
 from ups.metrics.climate import climate
-from ups.metrics.ensembles import ENSEMBLE, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores, compare
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples, Scores
 from ups.metrics.joint import residual_energy, score_joint
 from ups.metrics.likeness import likeness
 from ups.results import BY_LEAD, START, Entry
@@ -36,9 +31,6 @@ BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
 NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
 UNTRAINED = (*NOT_LEARNT, *EXACT)
-CURVE_STARTS = 8  # of rollouts with fewer evaluations than in training
-CURVE_METRICS = ("crps", "trajectory_score", "spectrum")
-CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
 
 
 def num_windows(settings: EvaluateConfig) -> int:
@@ -52,9 +44,8 @@ def starts_and_frames(truth: Truth, settings: EvaluateConfig) -> tuple[Tensor, i
 
 
 def num_samples(settings: EvaluateConfig) -> float:
-    """Samples of the corrector here, counted by their evaluations: on the curve those of 1, 2, 4, ..
-    evaluations together have as many as one of training."""
-    starts = min(FEW_STARTS, settings.ensemble_trajectories) + CURVE_STARTS
+    """Samples of the corrector here."""
+    starts = min(FEW_STARTS, settings.ensemble_trajectories)
     states = settings.members * starts + LONG * LONG_FEW
     windows = num_step_samples(num_windows(settings), settings.members)
     return settings.ensemble_frames * states + windows
@@ -151,17 +142,6 @@ def assess_transient(
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
             entry.add(one, over)
 
-    # ---- fewer evaluations
-    coarse = {}
-    for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
-        note(f"{task.name}: rollouts of {evaluations} evaluations per state")
-        other = copy.copy(ensembles)
-        other.samplers = ensembles.samplers | {"corrector": sampler}
-        coarse[evaluations] = score(
-            rollouts(other, "corrector", rows[:CURVE_STARTS], num_frames, settings.members)
-        )
-    plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
-    add_curves(entry, coarse, plotted, resamples)
     entry.facts["words"] = words_of(entry)
     return entry, {
         **cache.scene(),
@@ -241,61 +221,6 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, scored: 
             late = (members[:, :, num_frames - last : num_frames], samples[:, :, -last:])
             found = climate(*late, of_start, truth.task.boundary, Resamples(count, seed))
             entry.add(model, {"likeness": found}, "long")
-
-
-# ---- scores over the number of network evaluations per state, from the first starts of the whole comparison
-# with the same noise, so only the corrector is sampled again: with one Euler step, then 1, 2, 4, ... midpoint
-# steps of two evaluations, up to those of training
-
-
-@dataclass(frozen=True)
-class EulerSampler(Sampler):
-    """A diffusion in one Euler step, one evaluation."""
-
-    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
-        x = condition.initial_state(noise)
-        angle = torch.full((len(x),), PURE_NOISE, device=x.device)
-        return x - PURE_NOISE * self.network.velocity(condition)(x, angle)
-
-
-def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
-    """Number of evaluations -> the corrector with fewer of them than in training."""
-    steps = network.sampler_steps
-    fewer = [2**power for power in range(steps.bit_length()) if 2**power < steps]
-    return {1: EulerSampler(network)} | {2 * number: Sampler(network, num_steps=number) for number in fewer}
-
-
-def add_curves(
-    entry: Entry, coarse: dict[int, Scores], scores: dict[str, Scores], resamples: Resamples
-) -> None:
-    """Add the case "evaluations": for every curve the list of "evaluations" and lists of CURVE_METRICS.
-
-    CRPS and energy score are paired ratios to exact samples, or to the corrector as in training if the law is
-    not known. coarse: number of evaluations -> scores of the corrector, from the first starts. scores: model
-    -> scores from all starts, of which the same ones are taken; evaluations of these models are those of the
-    entry, 0 without a network.
-    """
-    count = len(coarse[1]["crps"])
-    first = {model: {key: value[:count] for key, value in found.items()} for model, found in scores.items()}
-    baseline = first["exact" if "exact" in first else "corrector"]
-    points = [("corrector", number, found) for number, found in coarse.items()]
-    for model, found in first.items():
-        evaluations = entry.number(model, "evaluations_per_state") or 0.0
-        points.append((CURVES.get(model, model), round(evaluations), found))
-    curves: dict[str, dict[str, Any]] = {}
-    for name, evaluations, found in points:
-        curve = curves.setdefault(name, {"evaluations": []} | {metric: {} for metric in CURVE_METRICS})
-        curve["evaluations"].append(evaluations)
-        for metric in (ENSEMBLE[key] for key in CURVE_METRICS):
-            if metric.is_compared:
-                interval = compare(metric, found, baseline, resamples[:count])
-            else:
-                interval = resamples[:count].interval(*metric.moments(found, None))
-            for end, value in interval.items():
-                curve[metric.name].setdefault(end, []).append(value)
-    entry.add("", {"starts": count}, "evaluations")
-    for name, curve in curves.items():
-        entry.add(name, curve, "evaluations")
 
 
 # ---- words

@@ -61,15 +61,6 @@ def as_map(network: Corrector, **description: float) -> Corrector:
     return copy
 
 
-def untrained_map(network: Corrector) -> Corrector:
-    """A map from noise to samples with the statistics, conditional mean, scale and waves of this network;
-    without training it is the linear part alone."""
-    untrained = Corrector(network.description | {"is_map": True})
-    for name, head in network.heads.items():
-        untrained.heads[name].load_state_dict(head.fitted, strict=False)
-    return untrained
-
-
 # ---- pairs solved by the teacher
 
 

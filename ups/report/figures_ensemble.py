@@ -57,14 +57,6 @@ LEAD_PANELS = (
     ("spread / error of the mean", "ssr", "linear"),
     ("CRPS over that of exact draws", "crps_over_exact", "linear"),
 )
-
-EVALUATION_PANELS = (
-    ("CRPS / {}", "crps"),
-    ("energy score / {}", "trajectory_score"),
-    ("spectrum of members, decades", "spectrum"),
-)
-CURVE_LOOKS = {"student": "student_1"}
-BESIDE = 0.1  # octaves between curves, so that none hides another's point of as many evaluations
 COVERAGE_LINES = 6
 
 
@@ -237,39 +229,6 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
 
 
 @styled
-def by_evaluations(entry: Entry) -> Figure | None:
-    """Scores over the number of network evaluations per state (ups.evaluation.by_evaluations), with 95 %
-    intervals; ensembles without a network as horizontal lines."""
-    names = ordered(entry.models("evaluations"))
-    if not names:
-        return None
-    over = "exact" if "exact" in names else "corrector"
-    drawn = {name: entry.listed(name, "evaluations", "evaluations")["value"] for name in names}
-    fig = Figure(figsize=(9.2, 3.4))
-    axes = fig.subplots(1, len(EVALUATION_PANELS))
-    curves = [name for name in drawn if drawn[name] != [0]]
-    beside = {name: 2 ** (BESIDE * (i - (len(curves) - 1) / 2)) for i, name in enumerate(curves)}
-    for ax, (title, key) in zip(axes, EVALUATION_PANELS, strict=True):
-        for name, evaluations in drawn.items():
-            found = entry.listed(name, key, "evaluations")
-            value, low, high = (floats(found[end]) for end in ("value", "low", "high"))
-            look, text = CURVE_LOOKS.get(name, name), label(name)
-            if name not in beside:
-                ax.axhline(value[0], label=text, **{**line(look, 1), "marker": ""})
-                continue
-            bars, number = np.abs([value - low, high - value]), floats(evaluations) * beside[name]
-            ax.errorbar(number, value, bars, label=text, elinewidth=0.7, **line(look, len(value)))
-        most = max(map(max, drawn.values()))
-        ax.set_xscale("log", base=2)
-        ax.set_xticks([2**power for power in range(most.bit_length())])
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(xlabel="evaluations per state", title=title.format(label(over)))
-        ax.grid(axis="y")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return fig
-
-
-@styled
 def coverage_curves(entry: Entry) -> Figure | None:
     """Observed over nominal coverage of central intervals, a panel per lead; the diagonal is calibrated."""
     levels = [f"coverage/{index}" for index in range(len(LEVELS_BY_LEAD))]
@@ -356,37 +315,6 @@ def reliability(entry: Entry) -> Figure | None:
     )
     ax.grid()
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    return fig
-
-
-@styled
-def spectrum_errors(entry: Entry) -> Figure | None:
-    """Spectrum errors, in decades with 95 % intervals, of members and of sampled residuals (the operator has
-    none)."""
-    names, panels = ordered(entry.models())[::-1], {}
-    for title, key in (("members", "spectrum_error"), ("sampled residuals", "residual_spectrum_error")):
-        rows = [
-            (entry.value(name, key) or {}) if (title, name) != ("sampled residuals", "operator") else {}
-            for name in names
-        ]
-        panels[title] = [floats(row.get(part) for row in rows) for part in ("value", "low", "high")]
-    panels = {title: ends for title, ends in panels.items() if np.isfinite(ends[0]).any()}
-    if not panels:
-        return None
-    fig = Figure(figsize=(9.2, 0.9 + 0.24 * len(names)))
-    axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, (title, (value, low, high)) in zip(axes, panels.items(), strict=True):
-        ax.barh(
-            [label(name) for name in names],
-            value,
-            xerr=(value - low, high - value),
-            color=list(map(color, names)),
-            alpha=0.85,
-            height=0.66,
-            ecolor=INK,
-        )
-        ax.set(title=f"spectrum of {title}", xlabel="mean |log₁₀ (energy / true energy)|", axisbelow=True)
-        ax.grid(axis="x")
     return fig
 
 
