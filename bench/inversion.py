@@ -182,7 +182,7 @@ def models(folder: Path, task: str) -> Forecaster:
             folder, ROOT / "configs" / "small.yaml", task, [*options, "task.darcy2d_grf.num_trajectories=400"]
         )
     options = ["data.tasks=[burgers1d]", f"data.root={folder}/data", "task.burgers1d.num_trajectories=300"]
-    options += ["task.burgers1d.parameters=[0.01,0.02,0.04,0.1]"]  # of two, errors between are thirty times these
+    options += ["task.burgers1d.parameters=[0.01,0.02,0.04,0.1]"]  # between two errors are 30 times these
     return trained(folder, ROOT / "configs" / "small.yaml", task, options)
 
 
@@ -229,7 +229,7 @@ def row_of(folder: Path, task: str, cases: int) -> list[list[str]]:
                 f"{seconds[-1]:.1f} s",
                 found.misfit,
                 found.is_converged,
-                {n: e[-1] for n, e in errors.items()},
+                {name: (e[-1], inside[name][-1]) for name, e in errors.items()},
                 flush=True,
             )
     rows = []
