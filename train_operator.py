@@ -29,7 +29,7 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Component, Operator
-from ups.models.starts import spectrum_of_starts
+from ups.models.starts import laws_of
 from ups.models.windows import Windows
 from ups.select import NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, scores_of, select_network
 from ups.training.ending import main_guard
@@ -166,7 +166,7 @@ def main() -> None:
         groups = cache.trajectory[cache.rows_by_parameter("val", count)]
         shape = head.codec.num_channels, cache.num_frames - contexts[name]
         band = calibrated(found_of.cpu(), groups, *shape)
-        decided[name] |= {"band": band and asdict(band), "starts": spectrum_of_starts(cache)}
+        decided[name] |= {"band": band and asdict(band), **laws_of(cache)}
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
     run.finish({"validation": errors, "bases": kinds}, operator.described(decided) | {"decisions": decisions})
 

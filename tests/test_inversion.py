@@ -198,5 +198,5 @@ def test_a_prior_has_the_variance_of_its_fields_in_both_kinds_of_axes():
     moments.add(u.numpy())
     codec = Tokenizer.from_moments(moments, 0, 1.0)
     w = codec.normalise(u[:, 0])
-    waves = prior_waves(codec, "periodic,no_flux", spectrum_of(w, "periodic,no_flux"))
+    waves, _ = prior_waves(codec, "periodic,no_flux", spectrum_of(w, "periodic,no_flux"))
     assert waves.square().sum(0).mean((1, 2)) == pytest.approx(w.square().mean((0, 2, 3)), rel=1e-3)

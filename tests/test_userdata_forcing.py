@@ -15,6 +15,7 @@ import yaml
 from test_house import ROOT
 from user_files import doctor
 
+import ups
 from ups.commands import predict
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
@@ -31,6 +32,7 @@ from ups.models.base_selection import base_scores, fit_base
 from ups.models.bases.base import Samples
 from ups.models.head_setup import build_operator
 from ups.models.operator import Operator
+from ups.models.starts import laws_of
 from ups.models.windows import Windows
 from ups.userdata.describe import describe_file
 
@@ -193,6 +195,55 @@ def test_a_coefficient_that_varies_in_time_is_followed_by_products(tmp_path):
     for degree in (1, 2):
         errors.append(fitted(tmp_path, keys | {"degree": degree})[-1])
     assert 10 * errors[1] < errors[0], errors
+
+
+def test_an_unknown_forcing_has_the_posterior_of_the_formula_and_not_that_of_independent_frames(tmp_path):
+    """From half of the cells, by a linear map; the forcing is a Markov chain in every wave."""
+    _, cache, operator, _ = fitted(tmp_path, heat(tmp_path))
+    model, head, laws = Forecaster(operator), operator.heads["heat"], laws_of(cache)
+    size, change = (sum(row) for row in laws["forcings"])
+    assert abs(change / size / 2 - 1) < 0.2  # that of the data is white
+    k, num, noise, rng = np.arange(9), 5, 0.05, np.random.default_rng(1)
+    v, rho = np.exp(-k / 2), 0.8 / (1 + k)
+    rows = np.zeros((2, 17))
+    rows[:, ::2] = v, 2 * v * (1 - rho)
+    at, mode, lag = np.arange(16), np.minimum(np.arange(16), 16 - np.arange(16)), np.arange(num + 1)
+    waves = np.exp(2j * np.pi * np.outer(at, at) / 16) / 4
+    chain = rho[mode, None, None] ** abs(lag[:, None] - lag)
+    std, mean = (float(one) for one in (head.forcing_codec.std, head.forcing_codec.mean))
+    prior = std**2 * np.einsum("xk,k,kst,yk->sxty", waves, v[mode], chain, waves.conj()).real.reshape(96, 96)
+    u0, unit = rng.standard_normal((1, 16)), np.eye(96).reshape(96, 6, 16)
+    starts, free = np.broadcast_to(u0, (97, 1, 1, 16)), np.concatenate([0 * unit[:1], unit])
+    films = model.forecast("heat", starts, num_frames=num, forcing=free, extrapolate=True)[
+        :, :, 0, ::2
+    ].reshape(97, -1)
+    a = (films[1:] - films[0]).T
+    f = mean + np.linalg.cholesky(prior + 1e-9 * np.eye(96)) @ rng.standard_normal(96)
+    y = np.full((num, 1, 16), np.nan)
+    y[:, 0, ::2] = (films[0] + a @ f + noise * rng.standard_normal(len(a))).reshape(num, 8)
+    gain = prior @ a.T @ np.linalg.inv(a @ prior @ a.T + noise**2 * np.eye(len(a)))
+    expected = mean + gain @ (y[:, 0, ::2].ravel() - films[0] - a.sum(1) * mean)
+    spread = np.sqrt(np.diag(prior - gain @ a @ prior))
+
+    def off(changes) -> float:
+        head.facts = replace(head.facts, forcings=[rows[0].tolist(), changes.tolist()])
+        given = {"frames": [*range(1, num + 1)], "values": y, "noise": noise}
+        found = ups.invert(model, "heat", given, ["f"], u0=u0, members=4096)
+        assert found.values["f"].shape == (6, 16) and abs(found.misfit - 1) < 0.4
+        error = (
+            (found.values["f"].ravel() - expected) / spread,
+            found.samples["f"].std(0).ravel() / spread - 1,
+        )
+        return float(np.abs(error).max())
+
+    assert off(rows[1]) < 0.06 and off(2 * rows[0]) > 0.3
+    given = {"frames": [1], "values": y[:1], "noise": noise}
+    for forcing, text in (({"f": f}, "f both as unknown and as given"), (f, "in part unknown as ndarray")):
+        with pytest.raises(ValueError, match=text):
+            ups.invert(model, "heat", given, ["f"], u0=u0, forcing=forcing)
+    head.facts = replace(head.facts, forcings=None)
+    with pytest.raises(ValueError, match="an unknown forcing, but its weights hold no law of it"):
+        ups.invert(model, "heat", given, ["f"], u0=u0)
 
 
 @pytest.mark.parametrize("masked", [("u", "f"), ("u",)])

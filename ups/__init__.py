@@ -75,12 +75,12 @@ def invert(
     unknown: "Sequence[str]" = ("u0",),
     **options: "Any",
 ) -> "Inversion":
-    """The start, coefficient or parameters of a forecast from noisy observations of it, with intervals.
+    """The start, coefficient, forcing or parameters of a forecast from noisy observations, with intervals.
 
     observations: {"frames": [0, 2, 5] (0 is the start; none for a steady task), "values": (frames, C, *grid),
     NaN where nothing is observed, "noise": standard deviation, a number, one by field, or an array, "mask":
     1 where observed (default: all that is not NaN)}, physical units.
-    unknown: "u0" (of a steady task the coefficient) and names of parameters.
+    unknown: "u0" (of a steady task the coefficient), names of parameters and of forcings (in every frame).
     u0, parameters, forcing: what is known, as in `Forecaster.forecast`.
     prior: typical starts (rows, C, *grid), instead of those of the training data.
     members, seed: of the samples of the posterior.

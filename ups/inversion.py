@@ -1,12 +1,13 @@
-"""A start, a coefficient or parameters from noisy observations of a forecast: `ups.invert`.
+"""A start, a coefficient, a forcing or parameters from noisy observations of a forecast: `ups.invert`.
 
     y = h(theta) + noise * eta,   theta ~ N(0, 1)
 
-theta holds the waves of the start by the law of the training data (ups/models/starts.py), and a number for
-each unknown parameter, which is uniform over its trained range (of its logarithm if that is above zero)
-before any observation. The most probable theta is found by Gauss-Newton steps with the tangent J of the
-forecast in forward mode; around it the posterior is taken as Gaussian, N(theta, (J^T J + 1)^-1) of J over the
-noise (Laplace; Tarantola 2005, section 3.4). With an unknown start this is strong-constraint 4D-Var.
+theta holds the waves of the start and of the forcing in every frame by the laws of the training data
+(ups/models/starts.py), and a number for each unknown parameter, which is uniform over its trained range (of
+its logarithm if that is above zero) before any observation. The most probable theta is found by Gauss-Newton
+steps with the tangent J of the forecast in forward mode; around it the posterior is taken as Gaussian,
+N(theta, (J^T J + 1)^-1) of J over the noise (Laplace; Tarantola 2005, section 3.4). With an unknown start
+this is strong-constraint 4D-Var.
 """
 
 import math
@@ -78,45 +79,60 @@ def laplace(
     def cost(theta: Tensor) -> Tensor:
         return (off(theta).square().sum(1) + theta.square().sum(1)).nan_to_num(nan=math.inf)
 
-    is_converged = is_still = False
-    for number in range(NUM_STEPS + 1):
+    is_converged = False
+    for _ in range(NUM_STEPS):
         j = tangent(h, theta) / noise
         factor = torch.linalg.cholesky(j @ j.mT + one)
-        if is_converged or is_still or number == NUM_STEPS:
-            break
         gradient = j @ off(theta[None])[0] - theta
         step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
         candidates = theta + HALVES.to(y)[:, None] * step
         costs = cost(torch.cat([theta[None], candidates]))
         best = int(costs.argmin())
-        is_converged, is_still = float(gradient @ step) < CONVERGED**2, best == 0
+        is_converged = float(gradient @ step) < CONVERGED**2
         theta = theta if best == 0 else candidates[best - 1]
+        if is_converged or best == 0:
+            break
     misfit = float(off(theta[None]).square().mean().sqrt())
     is_converged = is_converged and math.isfinite(misfit)
     return theta, torch.linalg.solve_triangular(factor.mT, one, upper=True), misfit, is_converged
 
 
+def film(known: Tensor, waves: Tensor | None = None, memory: Tensor | None = None) -> tuple[Map, int]:
+    """(fields (batch, frames, C, *space) of theta (batch, d), d): known (1, frames, C, *space) and waves (n,
+    C, *space), whose sizes in frames i, j have the correlation memory^|i - j|. All normalised."""
+    waves = known.new_zeros(0, *known.shape[2:]) if waves is None else waves.to(known)
+    rho = (torch.zeros(len(waves)) if memory is None else memory).double().to(known.device).view(-1, 1, 1)
+    lag = torch.arange(known.shape[1], device=known.device)
+    lag = lag[:, None] - lag
+    shocks = torch.where(lag == lag[:, :1], 1.0, (1 - rho.square()).sqrt())
+    factors = torch.where(lag >= 0, rho ** lag.clamp_min(0) * shocks, 0.0)
+
+    def fields(theta: Tensor) -> Tensor:
+        sizes = torch.einsum("nij,bnj->bin", factors, theta.unflatten(1, factors.shape[:2])).float()
+        return known + (sizes @ waves.flatten(1)).unflatten(2, known.shape[2:])
+
+    return fields, factors[..., 0].numel()
+
+
 @dataclass(frozen=True)
 class Unknowns:
-    """What theta (batch, d) stands for. waves (n, C, *space): of an unknown start, None if it is known: w.
-    raw (P,): parameters, of which those of `columns` are unknown, with the ends of their range."""
+    """What theta (batch, d) stands for. raw (P,): parameters, of which those of `columns` are unknown, with
+    the ends of their range; start, forcing (None without): of `film`; sizes: of the three in theta."""
 
     head: TaskHead
-    waves: Tensor | None
-    w: Tensor | None
+    names: list[str]
     raw: Tensor
     columns: list[int]
+    start: Map
+    forcing: Map | None
+    sizes: list[int]
 
-    @property
-    def size(self) -> int:
-        return len(self.columns) + (0 if self.waves is None else len(self.waves))
-
-    def start(self, theta: Tensor) -> Tensor:
-        """The normalised start (batch, time, C, *space)."""
-        if self.waves is None:
-            return self.w.expand(len(theta), *self.w.shape[1:])
-        w = theta[:, len(self.columns) :].float() @ self.waves.flatten(1)
-        return self.head.input_codec.projected(w.view(len(theta), 1, *self.waves.shape[1:]))
+    def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The normalised start (batch, time, C, *space), raw parameters and the normalised forcing."""
+        columns, start, forcing = theta.split(self.sizes, 1)
+        w = self.start(start)
+        w = self.head.input_codec.projected(w) if "u0" in self.names else w
+        return w, self.parameters(columns), self.forcing and self.forcing(forcing)
 
     def parameters(self, theta: Tensor) -> Tensor:
         """Raw parameters (batch, P), float64."""
@@ -135,13 +151,19 @@ class Unknowns:
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """The unknowns by name, in physical units, each (batch, ..)."""
-        head, codec, found = self.head, self.head.input_codec, {}
-        if self.waves is not None:
-            u = codec.denormalise(self.start(theta)[:, 0])
-            found["u0"] = head.task.absolute(u, codec.fields)
-        raw = self.parameters(theta)
-        names = [*head.facts.parameters]
-        return found | {names[column]: raw[:, column] for column in self.columns}
+        head, codec, (w, raw, f) = self.head, self.head.input_codec, self(theta)
+        found = {"u0": head.task.absolute(codec.denormalise(w[:, 0]), codec.fields)}
+        found |= {} if f is None else in_forcing_units(head, f)
+        found |= dict(zip(head.facts.parameters, raw.unbind(1), strict=True))
+        return {name: found[name] for name in self.names}
+
+
+def in_forcing_units(head: TaskHead, f: Tensor) -> dict[str, Tensor]:
+    """Normalised forcing (batch, frames, K, *space) by name, as `read_forcing` takes it."""
+    names, series = head.task.forcing, head.task.series
+    parts = head.task.absolute(head.forcing_codec.denormalise(f), names).unbind(2)
+    parts = [f.flatten(2)[..., 0] if name in series else f for name, f in zip(names, parts, strict=True)]
+    return dict(zip(names, parts, strict=True))
 
 
 @plain_torch()
@@ -161,43 +183,52 @@ def invert(
     """As `ups.invert`."""
     head = model.operator.head(task)
     unknown = [unknown] if isinstance(unknown, str) else [*unknown]
-    check_unknown(head, unknown, u0, parameters)
+    check_unknown(head, unknown, u0, parameters, forcing)
     check_random(task, seed, None, 1)
     if not is_count(members):
         raise ValueError(f"members is {members!r:.80}; expected a whole number, at least 1. Pass one.")
     shape = head.codec.num_channels, *head.codec.space
     frames, y, mask, noise = observed(task, observations, shape, None if head.task.is_steady else 0)
     num_frames, mask = max(1, frames[-1]), head.codec.masked(mask, False)
-    device = head.scale.device
-    known = head.facts.parameters
+    device, boundary, codec = head.scale.device, head.task.boundary, head.input_codec
+    known, names, law = head.facts.parameters, head.task.forcing, ()
     some = {name: known[name][1] for name in unknown if name in known} | dict(parameters or {})
+    given = torch.zeros(1, 1, codec.num_channels, *codec.space, device=device)
     if "u0" in unknown:
-        waves, w = prior_waves(head.input_codec, head.task.boundary, law_of(head, prior)).to(device), None
-        given = torch.zeros(1, 1, head.input_codec.num_channels, *head.input_codec.space)
         raw = check_parameters(head, some, 1, False)
+        of_start = film(given, *prior_waves(codec, boundary, law_of(head, prior)))
     else:
-        waves, (given, _) = None, model._read(task, u0, ("time",), parameters, forcing)
+        given, _ = model._read(task, u0, ("time",), parameters, forcing)
         w, raw = start(head, given, some, num_frames)
+        of_start = film(w)
     if len(given) != 1:
         raise ValueError(
             f"{task} was given {len(given)} starts; expected the one that was observed. Call once for each."
         )
+    if forced := [name for name in names if name in unknown]:
+        laws = head.facts.forcings
+        rows = zip(names, laws[: len(names)], strict=True)
+        spectrum = [row if name in forced else [0.0] * len(row) for name, row in rows]
+        law = prior_waves(head.forcing_codec, boundary, spectrum, laws[len(names) :])
+        mean = torch.zeros(1, num_frames + 1, len(names), *codec.space, device=device)
+        forcing = dict(forcing or {}) | {name: in_forcing_units(head, mean)[name] for name in forced}
     f = read_forcing(head, forcing, given, given, num_frames, False)
     columns = [number for number, name in enumerate(known) if name in unknown]
-    unknowns = Unknowns(head, waves, w, raw[0], columns)
+    (of_start, num_waves), (of_forcing, num_forced) = of_start, (None, 0) if f is None else film(f, *law)
+    sizes = [len(columns), num_waves, num_forced]
+    unknowns, size = Unknowns(head, unknown, raw[0], columns, of_start, of_forcing, sizes), sum(sizes)
     cells = [one.flatten().nonzero()[:, 0].to(device) for one in mask]
 
     def h(theta: Tensor) -> Tensor:
-        w = unknowns.start(theta)
-        every = None if f is None else f.expand(len(theta), *f.shape[1:])
-        later = model.operator.forecast(w, task, unknowns.parameters(theta), num_frames, forcing=every)
+        w, raw, f = unknowns(theta)
+        later = model.operator.forecast(w, task, raw, num_frames, forcing=f)
         films = later if head.task.is_steady else torch.cat([w[:, -1:], later], 1)  # from frame 0 on
         fields = head.codec.denormalise(films).flatten(2)
         return torch.cat([fields[:, n][:, at] for n, at in zip(frames, cells, strict=True)], 1).double()
 
     y, noise = (one[mask].to(device) for one in (head.task.counted(y, head.codec.fields), noise))
-    theta, factor, misfit, is_converged = laplace(h, y, noise, unknowns.size)
-    xi = torch.randn(max(members, NUM_SAMPLES), unknowns.size, generator=generator(seed, "invert", task))
+    theta, factor, misfit, is_converged = laplace(h, y, noise, size)
+    xi = torch.randn(max(members, NUM_SAMPLES), size, generator=generator(seed, "invert", task))
     samples = unknowns.named(theta + xi.to(theta) @ factor.mT)
     is_tensor = isinstance(observations["values"], Tensor)
 
@@ -213,16 +244,17 @@ def invert(
     return Inversion(*map(restored, (best, *ends, kept)), misfit, is_converged)
 
 
-def check_unknown(head: TaskHead, unknown: Sequence[Any], u0: Any, parameters: Any) -> None:
+def check_unknown(head: TaskHead, unknown: Sequence[Any], u0: Any, parameters: Any, forcing: Any) -> None:
     """Raise ValueError unless a task can be inverted for the unknowns, and the rest is given."""
-    known, wrong = head.facts.parameters, ""
-    names = ["u0", *(name for name, (low, high) in known.items() if low < high)]
+    known, forced, wrong = head.facts.parameters, head.task.forcing, ""
+    names = ["u0", *forced, *(name for name, (low, high) in known.items() if low < high)]
     bad = [name for name in unknown if name not in names]
+    is_forced = any(name in forced for name in unknown)
     if not unknown or bad or len({*unknown}) < len(unknown):
         wrong = (
             f"the unknowns {list(unknown)!r:.80}; expected some of {', '.join(names)}, each once. Name those"
         )
-    elif head.base.needs_fitted_parameters and len(unknown) > ("u0" in unknown):
+    elif head.base.needs_fitted_parameters and any(name in known for name in unknown):
         wrong = (
             f"an unknown parameter, but its {head.base.kind} serves the trained values alone; expected u0. "
             "Compare inversions for each value, or choose another base"
@@ -234,8 +266,16 @@ def check_unknown(head: TaskHead, unknown: Sequence[Any], u0: Any, parameters: A
         wrong = "no start; expected u0, as it is not among the unknowns. Pass u0"
     elif not isinstance(parameters, Mapping | None):
         wrong = f"parameters {parameters!r:.80}; expected them by name. Pass a dictionary"
-    elif both := [name for name in unknown if name in (parameters or {})]:
-        wrong = f"{both[0]} both as unknown and as given; expected one of the two. Leave it out of parameters"
+    elif is_forced and not isinstance(forcing, Mapping | None):
+        wrong = (
+            f"a forcing that is in part unknown as {type(forcing).__name__}; expected a dictionary. Pass one"
+        )
+    elif is_forced and head.facts.forcings is None:
+        wrong = f"an unknown forcing, but its weights hold no law of it; expected one as a prior. {AGAIN}"
+    elif both := [
+        name for name in unknown if name in {*(parameters or ()), *(forcing if is_forced and forcing else ())}
+    ]:
+        wrong = f"{both[0]} both as unknown and as given; expected one of the two. Leave one out"
     if wrong:
         raise ValueError(f"the inversion of {head.name} was given {wrong}.")
 

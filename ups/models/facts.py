@@ -104,6 +104,7 @@ CHANNELS = (each(is_whole), "numbers of channels")
 SIZE, TABLE = (is_size, "a size"), (is_table, "numbers")
 SIZES = (is_sizes, "a standard deviation by name")
 RANGES = (is_ranges, "the smallest and largest value by name")
+SPECTRA = (each(each(is_size)), "rows of sizes")
 CODEC: Rows = {
     "space": CELLS,
     "patch": COUNT,
@@ -291,8 +292,8 @@ class HeadFacts(Facts):
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
     tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: the numbers of `ups.models.band.Band`. starts: of `ups.models.starts`. twin:
-    kind and settings of the base that was fitted once more (`Base.twin`).
+    record of the first. band: the numbers of `ups.models.band.Band`. starts, forcings: of
+    `ups.models.starts`. twin: kind and settings of the base that was fitted once more (`Base.twin`).
     """
 
     again, kept = AGAIN, ("input_codec",)
@@ -323,7 +324,8 @@ class HeadFacts(Facts):
     twin: dict[str, Any] | None = None
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
-    starts: list[list[float]] | None = checked((each(each(is_size)), "rows of sizes"), True, default=None)
+    starts: list[list[float]] | None = checked(SPECTRA, True, default=None)
+    forcings: list[list[float]] | None = checked(SPECTRA, True, default=None)
     band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
 
     @cached_property

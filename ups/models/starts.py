@@ -1,10 +1,10 @@
-"""The law of starts (or coefficients) in the training data, as a prior of inversions: a Gaussian with
-independent waves, whose variance depends on the field and the wave number alone.
+"""The laws of starts (or coefficients) and of the forcing in the training data, as priors of inversions: a
+Gaussian with independent waves, whose variance depends on the field and the wave number alone.
 
     w = sum_k sqrt(v_|k|) theta_k phi_k,   theta_k ~ N(0, 1)
 
 w is a normalised field; phi_k are orthonormal products of Fourier waves along periodic axes and cosines along
-the others.
+the others. Of a forcing, theta_k has a correlation of rho_|k| from frame to frame (a Markov chain).
 """
 
 import math
@@ -47,18 +47,28 @@ def spectrum_of(w: Tensor, boundary: str) -> list[list[float]]:
     return [[float(f"{value:.5g}") for value in row] for row in (total / count.clamp_min(1)).tolist()]
 
 
-def spectrum_of_starts(cache: "Cache") -> list[list[float]]:
-    """`spectrum_of` the first trained frames, or coefficients, of the training split."""
-    is_steady = cache.task.is_steady
-    codec = cache.input_tokenizer if is_steady else cache.tokenizer
+def laws_of(cache: "Cache") -> dict[str, list[list[float]] | None]:
+    """`spectrum_of` the first trained frames, or coefficients, of the training split: "starts"; of forcing
+    fields, and then of their changes in a frame: "forcings"."""
+    task, first = cache.task, cache.settings.train_from
+    codec = cache.input_tokenizer if task.is_steady else cache.tokenizer
     most = MOST_NUMBERS // (codec.num_channels * math.prod(codec.space))
     rows = cache.rows_by_parameter("train", max(1, min(MOST_ROWS, most)))
-    z = cache.inputs(rows) if is_steady else cache.batch(rows, cache.settings.train_from, 1)
-    return spectrum_of(codec.decode(z)[:, 0], cache.task.boundary)
+    z = cache.inputs(rows) if task.is_steady else cache.batch(rows, first, 1)
+    found = {"starts": spectrum_of(codec.decode(z)[:, 0], task.boundary), "forcings": None}
+    if task.forcing:
+        rows = rows[: max(1, most // cache.num_frames)]
+        f = cache.forcing_tokenizer.decode(cache.forcing(rows, first, cache.num_frames - first))
+        parts = torch.cat([f[:, :-1], f.diff(dim=1)], 2)
+        found["forcings"] = spectrum_of(parts.flatten(0, 1), task.boundary)
+    return found
 
 
-def prior_waves(codec: Tokenizer, boundary: str, spectrum: list[list[float]]) -> Tensor:
-    """sqrt(v_k) phi_k of the waves with most of the variance, (waves, C, *space), float32."""
+def prior_waves(
+    codec: Tokenizer, boundary: str, spectrum: list[list[float]], changes: list[list[float]] | None = None
+) -> tuple[Tensor, Tensor]:
+    """sqrt(v_k) phi_k of the waves with most of the variance, (waves, C, *space), float32, and their rho_k
+    from the `spectrum_of` changes in a frame, (waves,), float64: 0 without."""
     rows, bins = _axes(codec.space, boundary)
     variance = torch.tensor(spectrum, dtype=torch.float64)[:, bins.flatten()].flatten()
     ordered, index = variance.sort(descending=True)
@@ -71,4 +81,8 @@ def prior_waves(codec: Tokenizer, boundary: str, spectrum: list[list[float]]) ->
         for of_axis, row in zip(rows, waves, strict=True):
             wave = wave[..., None] * of_axis[int(row)]
         found[place, int(field)] = wave.float()
-    return codec.masked(found)
+    memory = torch.zeros(num, dtype=torch.float64)
+    if changes is not None:  # their mean square is 2 v_k (1 - rho_k)
+        change = torch.tensor(changes, dtype=torch.float64)[:, bins.flatten()].flatten()
+        memory = (1 - change[index[:num]] / ordered[:num].clamp_min(1e-30) / 2).clamp(-1, 1)
+    return codec.masked(found), memory
