@@ -124,7 +124,8 @@ def candidates(
     }
     found = {}
     for name, own, base in Propagator.fit(samples, settings):
-        assert own == {**settings, "degree": base.degree, "history": base.history}  # it can be built again
+        fitted = {"degree": base.degree, "history": base.history, "ridge": float(name.split()[-1])}
+        assert own == settings | fitted  # it can be built again
         found[name] = base
     return found
 
