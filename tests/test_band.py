@@ -136,6 +136,23 @@ def test_a_forecast_comes_with_a_band_that_holds_and_an_error_that_ranks(model):
     assert np.mean([verdict == "fine" for verdict in found.verdict]) > 0.8
 
 
+def test_the_derivative_of_a_forecast_is_that_of_the_solver_and_of_persistence_is_not(model):
+    head = model.operator.head("burgers1d")
+    u = head.codec.denormalise(films(model, 5, 7)[0])
+    cache = SimpleNamespace(
+        parameter_index=torch.zeros(7, dtype=torch.int64),
+        parameters=torch.full((7, 1), 0.01, dtype=torch.float64),
+        settings=SimpleNamespace(parameters=[0.01]),
+        dt=0.05,
+    )
+    truth = SimpleNamespace(task=head.task, cache=cache, rows=torch.arange(7), context=1)
+    truth.num_frames, truth.frames = NUM_FRAMES, lambda rows, first, count: u[rows]
+    fake = SimpleNamespace(
+        head=model.operator.head, forecast=lambda w, *rest: w.expand(-1, NUM_FRAMES, -1, -1)
+    )
+    assert trust.derivative_cosine(model.operator, truth) > 0.999 > 0.9 > trust.derivative_cosine(fake, truth)
+
+
 def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
     wave = np.sin(2 * np.pi * np.arange(256) / 256)[None]
 

@@ -14,7 +14,8 @@ from ups.models.operator import Operator
 from ups.results import Entry
 
 BANDED, FRACTIONS = 50, 10  # trajectories with bands, and points of the risk by the fraction not refused
-NUM_CHANGES, SIZE = 6, 1e-4  # of a start, towards those of other trajectories, and by this fraction
+# changes of a start, towards those of other trajectories, by the fraction SIZE
+NUM_CHANGES, LEAST_CHANGES, SIZE = 6, 3, 1e-4
 
 
 def assess_trust(
@@ -54,12 +55,14 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
 
 
 def derivative_cosine(operator: Operator, truth: Truth) -> float:
-    """The cosine between the derivatives of <v, last frame>, v the last frame itself, along the differences
-    of a test start from others: by the task's solver (central differences in float64), and by the adjoint
-    of the forecast."""
+    """The cosine between the derivatives of <v, last frame - start>, v the last frame itself (of a steady
+    task without a start), along the differences of a test start from others: by the task's solver (central
+    differences in float64), and by the adjoint of the forecast. NaN with fewer than LEAST_CHANGES others."""
     head, cache, task = operator.head(truth.task.name), truth.cache, truth.task
     index = cache.parameter_index[truth.rows]
     rows = truth.rows[index == index[0]][: 1 + NUM_CHANGES]
+    if len(rows) <= LEAST_CHANGES:
+        return math.nan
     row, history = rows[:1], head.history
     u = truth.inputs(rows) if task.is_steady else truth.frames(rows, truth.context - history, 1)
     start, changes = u[:1, 0].double(), (u[1:] - u[:1])[:, 0].double()
@@ -79,5 +82,6 @@ def derivative_cosine(operator: Operator, truth: Truth) -> float:
         w_pred = operator.forecast(w, head.name, cache.parameters[row], truth.num_frames)
         last, v = head.codec.denormalise(w_pred)[:, -1], film[:, -1]
         [gradient] = torch.autograd.grad((v.to(last) * last).sum(), given)
-    ours = (gradient.to(of_given) * of_given).flatten(1).sum(1)
-    return float(torch.cosine_similarity(ours, (by_solver[:, -1] * v).flatten(1).sum(1), 0))
+    of_start = 0.0 if task.is_steady else (of_given[:, -1] * v).flatten(1).sum(1)  # persistence has all of it
+    ours = (gradient.to(of_given) * of_given).flatten(1).sum(1) - of_start
+    return float(torch.cosine_similarity(ours, (by_solver[:, -1] * v).flatten(1).sum(1) - of_start, 0))
