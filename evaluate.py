@@ -99,7 +99,10 @@ def main() -> int:
                 results.tasks[name].add(model, row)
         facts["gates"] = gates.check_gates(results, settings)
         facts["usability"] = gates.check_usability(results)
-        extra = {"break-even": partial(sections.break_even_section, results.tasks)}
+        extra = {
+            "trust": partial(sections.trust_section, results.tasks),
+            "break-even": partial(sections.break_even_section, results.tasks),
+        }
         for name, entry in results.ensembles.items():
             extra[f"{name}: ensembles"] = partial(sections.ensemble_section, entry, shown["ensembles"][name])
         for name, entry in results.steady.items():

@@ -26,9 +26,9 @@ from torch import Tensor
 
 import ups
 from ups.common.text import number
-from ups.forecast_band import FAR, LARGE, beyond
+from ups.forecast_band import FAR, beyond
 from ups.forecaster import Forecaster
-from ups.models.band import Band, differences, local
+from ups.models.band import LARGE, Band, differences, local
 from ups.models.head import TaskHead
 from ups.report.tables import markdown_table
 from ups_discovery.boundary import PERIODIC
@@ -101,17 +101,13 @@ def rollouts(
 ) -> tuple[Tensor, ...]:
     """(start, later frames), normalised, of fresh starts, which are multiplied and repeated."""
     solver, dt, history, n = SOLVERS[head.name], head.facts.dt, head.history, head.codec.space[0]
-    num_frames, first = (
-        history + len(head.facts.band["profile"]),
-        0 if head.task.is_steady else CONTEXT - history,
-    )
+    num_frames = history + len(head.facts.band["profile"])
+    first = 0 if head.task.is_steady else CONTEXT - history
     is_shifted = (amplitude, waves) != (1.0, 1)
     finer = REFINED.get(head.name, 1) if is_shifted else 1
     last = max(1, first if is_shifted else first + num_frames - 1)
-    times = {"num_frames": last + 1, "t_end": (dt or 1.0) * last}
-    u = solver.simulate(range(NUM_STARTS), seed=seed, resolution=finer * n, parameter=value, **times)[
-        :, first:
-    ]
+    shape = {"resolution": finer * n, "num_frames": last + 1, "t_end": (dt or 1.0) * last}
+    u = solver.simulate(range(NUM_STARTS), seed=seed, parameter=value, **shape)[:, first:]
     if is_shifted:
         start = u[:, 0, : len(head.task.inputs)] ** amplitude if head.task.is_steady else amplitude * u[:, 0]
         for axis in range(2, start.ndim * (waves - 1)):
@@ -136,13 +132,16 @@ def band_row(model: Forecaster, head: TaskHead) -> list[str]:
     cases += [(value, *shift) for value in values for shift in SHIFTS]
     if head.facts.parameters and not head.base.needs_fitted_parameters:
         cases += [(values[end] * factor, 1.0, 1) for end, factor in zip((0, -1), FACTORS, strict=True)]
+    spans = [*enumerate(head.facts.parameters.values())]
     kept: dict[bool, list[tuple]] = {True: [], False: []}  # by whether starts are like those of training
     for place, (value, *shift) in enumerate(cases):
         w, w_ref = rollouts(head, value, SEED + place, *shift)
-        raw = torch.full((len(w), len(head.facts.parameters)), value or 0.0, dtype=torch.float64)
+        # the solver varies the first parameter, and others that are no constants with it
+        row = [value if place == 0 or low < high else low for place, (low, high) in spans]
+        raw = torch.tensor(row, dtype=torch.float64).expand(len(w), -1)
         w_pred = model.operator.forecast(w, head.name, raw, w_ref.shape[1])
-        weight = head.facts.network_weight
-        s = band.expected(differences(model.operator, head.name, w, raw, w_pred, weight, None))
+        given = model.operator, head.name, w, raw, w_pred, head.facts.network_weight, None
+        s = band.expected(differences(*given))
         shape = (-1, *[1] * (w_pred.ndim - 1))
         profile = torch.tensor(band.profile).view(1, *w_pred.shape[1:3], *shape[3:])
         half = band.width * s.float().view(shape) * profile * local(head, w_pred)

@@ -1,6 +1,7 @@
 """The band of a forecast (ups/models/band.py, ups/forecast_band.py), and fakes that do not hold."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ from torch import Tensor
 
 import ups
 from ups.common.place import ROOT
+from ups.evaluation import trust
 from ups.forecaster import Forecaster
 from ups.models.band import Band, calibrated, differences, numbers_of
 from ups.models.facts import HeadFacts
+from ups.report.sections import trust_section
+from ups.results import Entry
 from ups_solvers import SOLVERS
 
 NUM_FRAMES = 6
@@ -66,6 +70,36 @@ def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band(
     assert calibrated(found.log().log(), torch.arange(40), 1, 3) is None  # NaN
 
 
+def test_the_report_says_how_far_bands_hold_and_errors_rank(monkeypatch):
+    def entry_of(factor: float, is_ranked: bool) -> Entry:
+        """The entry of a task whose band is `factor` times as wide, and whose twin may be any."""
+        calibration, found = rollouts(200, 1), rollouts(100, 2)
+        if not is_ranked:
+            found[:, 7:] = found.flip(0)[:, 7:]
+        band = calibrated(calibration, torch.arange(200), 1, 3)
+        facts = SimpleNamespace(band=asdict(replace(band, width=factor * band.width)), network_weight=0.0)
+        head = SimpleNamespace(facts=facts, codec=SimpleNamespace(num_channels=1))
+        operator = SimpleNamespace(head=lambda name: head)
+        cache = SimpleNamespace(trajectory=torch.arange(100))
+        truth = SimpleNamespace(rows=torch.arange(100), cache=cache, context=1)
+        config = SimpleNamespace(evaluate=SimpleNamespace(num_bootstrap=100), run=SimpleNamespace(seed=0))
+        monkeypatch.setattr(trust, "measured", lambda operator, cache, rows, *rest: found[rows])
+        entry = Entry("any", "tasks", {"times": [1.0, 2.0, 3.0]})
+        trust.add_band(entry, operator, truth, config, torch.device("cpu"))
+        return entry
+
+    good, narrow, random = entry_of(1, True), entry_of(0.5, True), entry_of(1, False)
+    inside, within = (
+        [one.number("operator", name, "band") for one in (good, narrow, random)]
+        for name in ("inside", "within_2")
+    )
+    assert inside[0] >= 0.8 > 0.75 > inside[1] and within[0] >= 0.9 and within[2] < 0.5
+    first = [one.listed("operator", "risk", "band")["value"][0] for one in (good, random)]
+    assert first[0] < 0.1 < first[1] and good.listed("operator", "risk_best", "band")["value"][-1] == 1
+    page = trust_section({"any": good, "other": Entry("other", "tasks")})
+    assert "<svg" in page and "other: its weights have no band" in page
+
+
 @pytest.fixture(scope="module")
 def model() -> Forecaster:
     """The published weights, of which burgers1d has a band, from 60 trajectories of its solver."""
@@ -100,6 +134,23 @@ def test_a_forecast_comes_with_a_band_that_holds_and_an_error_that_ranks(model):
     assert np.median((found.high - found.low).mean((1, 2, 3)) / 2) < 0.5 * constant
     assert np.corrcoef(np.log([found.error, np.square(errors).mean((1, 2, 3))]))[0, 1] > 0.7
     assert np.mean([verdict == "fine" for verdict in found.verdict]) > 0.8
+
+
+def test_the_derivative_of_a_forecast_is_that_of_the_solver_and_of_persistence_is_not(model):
+    head = model.operator.head("burgers1d")
+    u = head.codec.denormalise(films(model, 5, 7)[0])
+    cache = SimpleNamespace(
+        parameter_index=torch.zeros(7, dtype=torch.int64),
+        parameters=torch.full((7, 1), 0.01, dtype=torch.float64),
+        settings=SimpleNamespace(parameters=[0.01]),
+        dt=0.05,
+    )
+    truth = SimpleNamespace(task=head.task, cache=cache, rows=torch.arange(7), context=1)
+    truth.num_frames, truth.frames = NUM_FRAMES, lambda rows, first, count: u[rows]
+    fake = SimpleNamespace(
+        head=model.operator.head, forecast=lambda w, *rest: w.expand(-1, NUM_FRAMES, -1, -1)
+    )
+    assert trust.derivative_cosine(model.operator, truth) > 0.999 > 0.9 > trust.derivative_cosine(fake, truth)
 
 
 def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):

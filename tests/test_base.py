@@ -124,7 +124,10 @@ def candidates(
     }
     found = {}
     for name, own, base in Propagator.fit(samples, settings):
-        assert own == {**settings, "degree": base.degree, "history": base.history}  # it can be built again
+        fitted = {"degree": base.degree, "history": base.history, "ridge": float(name.split()[-1])}
+        assert own == settings | fitted  # it can be built again
+        twin = base.twin(samples, own)[1]  # of the same windows: the base again
+        assert torch.allclose(twin.weight_real, base.weight_real, rtol=1e-3, atol=1e-3)
         found[name] = base
     return found
 

@@ -158,7 +158,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
 def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
     head, _ = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
-    assert head.base.kind == "linear" and not head.facts.base["unstable"]
+    assert head.base.kind == head.twin.kind == "linear" and not head.facts.base["unstable"]
     error = evaluate_candidate("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
 

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from ups.forecast_inputs import in_units, warning_of
 from ups.forecast_xarray import Field
-from ups.models.band import ALARM, LEVEL, MIN_ROWS, Band, local
+from ups.models.band import ALARM, LARGE, LEVEL, MIN_ROWS, Band, local
 from ups.models.facts import AGAIN
 from ups.models.head import SAME, TaskHead
 
-# refused: a parameter so far outside of its range, or so many times the error that LEVEL do not exceed
-FAR, LARGE = 0.1, 3.0
+FAR = 0.1  # refused: a parameter so many of its ranges outside of it
 
 
 @dataclass(frozen=True)

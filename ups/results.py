@@ -3,7 +3,7 @@
     task     name of the task
     case     what was scored, by section of the report:
                tasks      forecast; spectra, of energy: spectrum/FIELD/WAVE; noise: the same without the noise
-                          of the data; break-even: costs
+                          of the data; band: what stated errors are worth; break-even: costs
                ensembles  rollout: all leads; one step; start A-B: single steps from frames A to B; long: long
                           rollouts; evaluations: scores over network evaluations per state
                steady     partial: mean over the partial observations; observed CASE: by what is observed;
@@ -35,7 +35,7 @@ ENDS = ("value", "low", "high")
 OBSERVED, START, CHANCE = "observed ", "start ", "chance "  # first words of cases
 # section -> first words of its cases; the first one is that of its main numbers
 SECTIONS = {
-    "tasks": ("forecast", "spectra", "noise", "break-even"),
+    "tasks": ("forecast", "spectra", "noise", "band", "break-even"),
     "ensembles": ("rollout", "one step", START, "long"),
     "steady": ("partial", OBSERVED, CHANCE),
 }

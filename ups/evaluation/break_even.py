@@ -138,13 +138,15 @@ def regridded(u: Tensor, grid: Sequence[int], task: Task, names: Sequence[str]) 
     return torch.where(is_log, v.exp(), v)
 
 
-def integrate(truth: Truth, rows: Tensor, u: Tensor) -> Tensor:
-    """The scored frames (n, T, C, *space), all fields, by the task's solver from u (n, C, *space)."""
+def integrate(truth: Truth, rows: Tensor, u: Tensor, count: int = 0) -> Tensor:
+    """The `count` frames (0: as many as are scored) (n, T, C, *space), all fields, after u (n, C, *space), by
+    the task's solver."""
     cache, task = truth.cache, truth.task
     index, known = cache.parameter_index[rows], cache.settings.parameters or [None]
-    out = u.new_empty(len(u), truth.num_frames, len(task.fields), *u.shape[-task.ndim :])
+    count = count or truth.num_frames
+    out = u.new_empty(len(u), count, len(task.fields), *u.shape[-task.ndim :])
     for place in index.unique().tolist():
-        same, times = index == place, {"dt": cache.dt, "num_frames": truth.num_frames}
+        same, times = index == place, {"dt": cache.dt, "num_frames": count}
         out[same] = solver_of(task).integrate(u[same], parameter=known[place], **times)
     return out
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ups.models.operator import Operator
 
 LEVEL, ALARM = 0.9, 0.95  # probability of the band, and that a start like those of validation is no alarm
+LARGE = 3.0  # refused: so many times the error that LEVEL do not exceed
 MIN_ROWS = 20  # rollouts: of fewer than 9 in the second half none is outside with probability 0.1
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY, HUGE = 1e-9, 1e3  # of normalised fields: rounding, and where a rollout has blown up

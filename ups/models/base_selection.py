@@ -130,10 +130,10 @@ def with_twin(head: TaskHead, cache: Cache, base_steps: int, seed: int) -> TaskH
     """The head with its base fitted once more to every second training row, if that takes little work."""
     half = copy.copy(cache)
     half.split = cache.split | {"train": cache.split["train"][::2]}
-    samples = Samples(head, half, seed, 16 * base_steps)
+    samples = Samples(head, half, seed, 8 * base_steps)  # half of the steps, which rank as well (log.md)
     samples.most_work = LEAST_WORK
     try:
-        twin = head.base.twin(samples, head.facts.base["name"], head.facts.base["settings"])
+        twin = head.base.twin(samples, head.facts.base["settings"])
     except (OverBudgetError, torch.linalg.LinAlgError):
         twin = None
     if twin is None:

@@ -132,6 +132,7 @@ BASE: Rows = {
     "cell": (each(is_number), "numbers"),
     "dt": NUMBER,
     "frame": NUMBER,
+    "ridge": NUMBER,
     "terms": (is_tree, "whole numbers in lists"),
     "positive": CHANNELS,
     "vorticity": CHANNELS,

@@ -7,8 +7,9 @@ coordinates: one (cells,) array per axis; label, such as "median error"; paramet
 `inputs`: {name: (*space)} coefficient fields of a steady task.
 """
 
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,30 @@ def by_lead(
         elif known:
             ax.set_ylim(bottom=0.6 * min(known))
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
+@styled
+def trust(entries: Mapping[str, Entry]) -> Figure | None:
+    """Fraction of forecasts inside their bands by lead, and error of those with the smallest stated errors, a
+    line for each task."""
+    if not entries:
+        return None
+    fig = Figure(figsize=(9.2, 3.6))
+    left, right = fig.subplots(1, 2)
+    left.axhline(0.9, color=INK, linewidth=0.8)
+    for (name, entry), look in zip(entries.items(), itertools.cycle(CYCLE), strict=False):
+        inside = floats(entry.by_lead("operator", "inside", "band")["value"])
+        leads = np.arange(1, len(inside) + 1) / len(inside)
+        left.plot(leads, inside, label=name, **line(look, len(inside)))
+        for metric, width in (("risk", 1.6), ("risk_best", 0.6)):
+            risk = floats(entry.listed("operator", metric, "band")["value"])
+            fraction = np.arange(1, len(risk) + 1) / len(risk)
+            size = {"linewidth": width, "markersize": 2 * width}
+            right.plot(fraction, risk, **line(look, len(risk)) | size)
+    finish(left, xlabel="lead / horizon", title="inside the band", ylim=(0, 1.02))
+    finish(right, xlabel="fraction of forecasts kept", title="error / error of all", ylim=(0, None))
+    fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 
 

@@ -47,6 +47,14 @@ CLIMATE = {  # family of figures (ups/metrics/climate.py): its figure in words
     "late memory": "correlation in time",
     "late start": "correlation with the start",
 }
+TRUST = {
+    "inside": "inside the band",
+    "cells_inside": "inside the band of cells",
+    "within_2": "stated error within a factor of 2",
+    "doubtful": "doubtful",
+    "refused": "refused",
+    "derivative": "derivative, cosine with the solver's",
+}
 DECIDED = ("question", "chosen", "its score", "others", "rule", "trajectories")
 NUM_OTHERS = 4  # in a row of the table of decisions
 GROWTH = (("nRMSE over the rollout", "error_growth", "log"),)
@@ -204,6 +212,20 @@ def _parameters(task: dict) -> str:
         return ", ".join(map(str, task["parameters"]))
     ranges = task["parameter_ranges"].items()
     return ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
+
+
+def trust_section(tasks: dict[str, Entry]) -> Markup:
+    """How far bands hold and stated errors are right (ups/evaluation/trust.py)."""
+    banded = {name: entry for name, entry in tasks.items() if entry.value("operator", "inside", "band")}
+    rows = [Row(name, [one.value("operator", key, "band") for key in TRUST]) for name, one in banded.items()]
+    return render(
+        "trust.html",
+        head=["task", *TRUST.values()],
+        rows=rows,
+        curves=figures.trust(banded),
+        figure=drawing.to_html,
+        without=[name for name in tasks if name not in banded],
+    )
 
 
 def break_even_section(tasks: dict[str, Entry]) -> Markup:

@@ -242,13 +242,10 @@ class Base(nn.Module):
         """
         yield cls.kind, settings, cls(**settings)
 
-    def twin(
-        self, samples: Samples, name: str, settings: dict[str, Any]
-    ) -> "tuple[dict[str, Any], Base] | None":
-        """(settings, base) of the candidate of this name, fitted once more to other samples: where forecasts
-        by the two differ, one is wrong. None without such a candidate, or if nothing is fitted."""
-        fits = type(self).fit(samples, settings) if self.num_fitted else ()
-        return next((tuple(found) for other, *found in fits if other == name), None)
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> "tuple[dict[str, Any], Base] | None":
+        """(settings, base) of the same form as this base, of `settings`, that other samples allow as well:
+        where forecasts by the two differ, one is wrong. None if nothing is fitted."""
+        return None
 
 
 class Persistence(Base):
@@ -306,6 +303,9 @@ class Learnt(Base):
         error = base.descend(blocks, samples.name)
         yield cls.kind, settings, base
         return None if math.isfinite(error) else "its error is not finite on training windows"
+
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], Self]:
+        return tuple(next(self.fit(samples, settings))[1:])
 
     def descend(self, blocks: Sequence[Callable[[], Window]], name: str = "") -> float:
         """Fit the parameters to blocks of windows; returns the error. len(blocks): the largest number of

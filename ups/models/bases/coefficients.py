@@ -233,6 +233,10 @@ class Coefficients(Base):
                 yield f"{law} coefficients, {base.size}", {**own, "num_steps": base.equation.num_steps}, base
         return None
 
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], Base] | None:
+        fits = (tuple(found) for _, *found in self.fit(samples, settings))
+        return next((found for found in fits if found[0]["law"] == settings["law"]), None)
+
     def work(self, count: int, num_frames: int) -> float:
         """That of a fit to so many trajectories with two steps a frame, in nominal seconds."""
         cells, pairs = math.prod(self.space), count * (num_frames - 1)

@@ -52,9 +52,7 @@ class Equation(ups_discovery.equation.Equation, Base):
     def num_fitted(self) -> int:
         return int((self.weight != 0).sum())
 
-    def twin(
-        self, samples: Samples, name: str, settings: dict[str, Any]
-    ) -> "tuple[dict[str, Any], Equation]":
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> "tuple[dict[str, Any], Equation]":
         """The equation with its coefficients half way to an end of their intervals, and with derivatives and
         steps that are more exact."""
         settings = {**settings, "num_steps": 2 * self.num_steps, "is_finer": True, "found": {}}

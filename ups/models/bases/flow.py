@@ -186,5 +186,5 @@ class Flow(Modal):
             getattr(made, name).copy_(values)
         sums = [made.normal_equations(samples, value) for value in range(settings["num_values"])]
         for ridge, base in made.fits(sums):
-            yield f"flow ridge {ridge:g}", settings, base
+            yield f"flow ridge {ridge:g}", {**settings, "ridge": ridge}, base
         return None

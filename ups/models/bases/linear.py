@@ -168,6 +168,22 @@ class Linear(Base):
                         yield f"{name}, without its growth of {growth:.4g}", fitted, shrunk
         return missing
 
+    @torch.no_grad()
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], "Linear"]:
+        """The map fitted to other samples, from the same start and without growth if this one has none."""
+        from ups.models.bases.reduced_rank import fit_maps, work
+
+        count, sizes = self.num_windows(samples), (len(self.mean_in), len(self.mean))
+        while work(count, *sizes, 1) > samples.most_work and count >= MORE * FEWEST:
+            count //= MORE
+        samples.spend(work(count, *sizes, 1))
+        most = self.MOST_WEIGHTS // sum(sizes)
+        found, best, firm, _ = fit_maps(*self.windows(samples, count), {MEAN: self.kept}, most)[MEAN]
+        _, settings, twin = self.made(settings, MEAN, found, best, (firm or best) if self.has_firm else None)
+        if not self.is_steady and self.growth(samples.seed) <= 1 + GROWTH:
+            twin = twin.shrunk(max(1.0, twin.growth(samples.seed)))
+        return settings, twin
+
     def starts(self, settings: dict[str, Any]) -> dict[str, Tensor]:
         """Name -> the fraction (numbers,) of a number's deviation that persists without the map: none or all
         of it. Fixed fields, whose numbers come last, persist."""
@@ -182,7 +198,6 @@ class Linear(Base):
     ) -> tuple[str, dict[str, Any], "Linear"]:
         """The candidate (name, settings, base) of fitted tensors."""
         settings = {**settings, "lags": self.lags, "rank": best.rank}
-        settings.pop("firm_rank", None)  # of the fit before, if this is of a twin
         found = found | {"reads": best.reads, "gives": best.gives}
         if firm is not None:
             settings["firm_rank"] = firm.rank

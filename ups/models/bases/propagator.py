@@ -163,12 +163,22 @@ class Modal(Base):
             weights, errors = zip(*[self.solution(*one, ridge) for one in sums], strict=True)
             if all(now > (1 - self.LEAST_GAIN) * old for now, old in zip(errors, before, strict=True)):
                 continue
-            before, fitted = errors, copy.deepcopy(self)
-            for value, weight in enumerate(weights):
-                fitted.weight_real[value] = weight.real.float()
-                if self.transform.is_complex:
-                    fitted.weight_imag[value] = weight.imag.float()
-            yield ridge, fitted
+            before = errors
+            yield ridge, self.with_weights(weights)
+
+    def with_weights(self, weights: Sequence[Tensor]) -> Self:
+        """A copy with these W, one for each parameter value."""
+        fitted = copy.deepcopy(self)
+        for value, weight in enumerate(weights):
+            fitted.weight_real[value] = weight.real.float()
+            if self.transform.is_complex:
+                fitted.weight_imag[value] = weight.imag.float()
+        return fitted
+
+    def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], Self]:
+        """The base with the same ridge, fitted to other samples."""
+        sums = [self.normal_equations(samples, value) for value in range(len(self.weight_real))]
+        return settings, self.with_weights([self.solution(*one, settings["ridge"])[0] for one in sums])
 
     def solution(self, products: Tensor, num_windows: int, ridge: float) -> tuple[Tensor, float]:
         """W of (Phi^H Phi + ridge n I) W = Phi^H (u_next - start) in every mode, and its RMS error."""
@@ -271,7 +281,8 @@ class Propagator(Modal):
             some = [(products[:, kept][:, :, kept], num) for products, num in sums]
             smaller = {**settings, "degree": deg, "history": lags}
             for ridge, fitted in cls(**smaller).to(samples.device).fits(some):
-                yield f"propagator degree {deg} history {lags} ridge {ridge:g}", smaller, fitted
+                name = f"propagator degree {deg} history {lags} ridge {ridge:g}"
+                yield name, {**smaller, "ridge": ridge}, fitted
         return None if sizes[0] == wanted[0] else f"beyond degree {degree} and history {history} {room}"
 
     @classmethod
