@@ -105,6 +105,19 @@ def test_coefficients_follow_a_parameter_to_values_of_which_no_data_were():
     assert error(base, later, 1, parameters(values)) < 0.03
 
 
+def test_terms_that_others_nearly_replace_are_told_apart():
+    """Logistic growth, long after its start: of 1, u, u^2 and u^3 any three nearly give the fourth."""
+
+    def grown(u: Tensor, rate: Tensor, first: int) -> Tensor:
+        e = (rate[..., None] * torch.arange(first, first + 20, dtype=torch.float64).view(-1, 1)).exp()
+        u = 0.5 + 0.4 * u[:, None] / u.abs().max()
+        return (u * e / (1 - u + u * e))[:, :, None].float()
+
+    rate, base = torch.linspace(0.07, 0.14, 48, dtype=torch.float64)[:, None], made(1, "constant", 0, 1)
+    assert base.learn(grown(fields(48, 1, 3), rate, 10)[:, :5], parameters(rate))
+    assert error(base, grown(fields(8, 1, 4), rate[20:28], 0), 1, parameters(rate[20:28])) < 1e-5
+
+
 def test_the_coefficients_are_read_once_and_a_law_that_is_unknown_is_refused():
     base, s = made(1, "constant"), fields(2, 1, 5)[:, None, None].float().expand(-1, 3, -1, -1)
     batch = base.settled(s, parameters(torch.ones(2, 0)))

@@ -156,12 +156,13 @@ class Coefficients(Base):
         if u.shape[1] == 1 or parameters.hidden is not None:
             return parameters
         s = u.float() * self._column(self.std) + self._column(self.mean)
-        j, expected = self.derivative(s), self.features(parameters) @ self.expected
-        factor, _ = torch.linalg.cholesky_ex((j @ j.mT + self.precision).double())
+        j, expected = self.derivative(s).double(), self.features(parameters) @ self.expected
+        factor, _ = torch.linalg.cholesky_ex(j @ j.mT + self.precision)
         c = expected
         for _ in range(CORRECTIONS):
-            change = (j @ self.residual(s, c)[..., None])[..., 0] - (c - expected) @ self.precision
-            c = c + torch.cholesky_solve(change.double()[..., None], factor)[..., 0].float()
+            prior = ((c - expected) @ self.precision)[..., None]
+            right = j @ self.residual(s, c).double()[..., None] - prior
+            c = c + torch.cholesky_solve(right, factor)[..., 0].float()
         is_finite = c.isfinite().all(1, keepdim=True)
         return replace(parameters, hidden=torch.where(is_finite, c, expected))
 
@@ -196,12 +197,11 @@ class Coefficients(Base):
         whole = torch.cat(out, 1).flatten(2).unflatten(0, (len(s), -1)).movedim(1, 2).flatten(2)
         return whole * self.dt * self.scale[:, None]
 
-    def residual(self, s: Tensor, c: Tensor | None) -> Tensor:
-        """What integrations with c, or persistence, lack of the frames after the first, (rows, numbers)."""
+    def residual(self, s: Tensor, c: Tensor) -> Tensor:
+        """What integrations with c lack of the frames after the first, (rows, numbers)."""
         before, after = s[:, :-1].flatten(0, 1), s[:, 1:].flatten(0, 1)
-        if c is not None:
-            before = self.moved(before, c.repeat_interleave(s.shape[1] - 1, 0))
-        lacking = (after - before).flatten(2)[..., self.cells] / self.unit[:, None]
+        found = self.moved(before, c.repeat_interleave(s.shape[1] - 1, 0))
+        lacking = (after - found).flatten(2)[..., self.cells] / self.unit[:, None]
         return lacking.flatten(1).unflatten(0, (len(s), -1)).flatten(1)
 
     # ---- the fit
@@ -255,16 +255,16 @@ class Coefficients(Base):
         squares = torch.cat([self.derivative(some).square().mean(2) for some in blocks]).mean(0)
         self.scale.copy_(squares.clamp_min(1e-20).rsqrt())
         derivatives = [self.derivative(some) for some in blocks]
-        moments = Moments(torch.cat([(j @ j.mT).double() for j in derivatives]), self.features(parameters))
-        c = [None] * len(blocks)
+        moments = Moments(derivatives, self.features(parameters))
+        c = s.new_zeros(len(s), self.size).split(BLOCK)
         for number in range(CORRECTIONS):
             right, square = [], []
             for some, j, own in zip(blocks, derivatives, c, strict=True):
                 beat()
-                y = self.residual(some, own)
-                y = y if own is None else y + (own[:, None] @ j)[:, 0]
-                right.append((j @ y[..., None])[..., 0].double())
-                square.append(y.double().square().sum(1))
+                j = j.double()
+                y = self.residual(some, own) + (own.double()[:, None] @ j)[:, 0]
+                right.append((j @ y[..., None])[..., 0])
+                square.append(y.square().sum(1))
             found = moments.step(torch.cat(right), torch.cat(square), derivatives[0].shape[2]).float()
             if not found.isfinite().all():
                 return False
@@ -290,20 +290,20 @@ class Coefficients(Base):
 
 class Moments:
     """The distribution of coefficients over trajectories, and the variance of residuals: for y = J c + noise,
-    from J J^T (rows, size, size). features (rows, F): the expected coefficients are linear in them."""
+    from blocks of J (rows, size, numbers). features (rows, F): the expected coefficients are linear in them.
+    J J^T is float64, as rounding hides coefficients that others nearly replace."""
 
-    def __init__(self, products: Tensor, features: Tensor):
-        self.products, self.features = products, features.double()
+    def __init__(self, derivatives: Sequence[Tensor], features: Tensor):
+        self.products = torch.cat([j.double() @ j.mT.double() for j in derivatives])
+        self.features = features.double()
         self.inverse = torch.linalg.pinv(self.features)
-        self.identity = torch.eye(products.shape[-1]).to(products)
-        self.covariance, self.noise = self.identity, math.nan
-        self.expected = products.new_zeros(features.shape[1], len(self.identity))
+        self.identity = torch.eye(self.products.shape[-1]).to(self.products)
+        self.covariance, self.noise = self.identity, 0.1  # of the change in a frame, which is 1
+        self.expected = self.products.new_zeros(features.shape[1], len(self.identity))
 
     def step(self, right: Tensor, square: Tensor, num_values: int) -> Tensor:
         """The expected coefficients (rows, size) of all trajectories given J y (rows, size) and |y|^2, after
         steps of expectation and maximisation."""
-        if math.isnan(self.noise):
-            self.noise = 0.1 * float(square.mean()) / num_values
         for _ in range(EM_STEPS):
             prior = torch.linalg.inv(self.covariance)
             spread = torch.linalg.inv(self.products / self.noise + prior)
