@@ -22,18 +22,16 @@ def fields(num: int, ndim: int, seed: int, most: int = 3) -> Tensor:
         torch.randn(num, *[N] * ndim, generator=torch.Generator().manual_seed(seed)).double(),
         dim=tuple(range(1, 1 + ndim)),
     )
+    is_kept = WAVES.abs() < 2 * math.pi * (most + 0.5) / N
     for axis in range(1, 1 + ndim):
-        shape = [1] * (1 + ndim)
-        shape[axis] = N
-        u_hat = u_hat * (WAVES.abs() < 2 * math.pi * (most + 0.5) / N).view(shape)
+        u_hat = (u_hat.movedim(axis, -1) * is_kept).movedim(-1, axis)
     u = torch.fft.ifftn(u_hat, dim=tuple(range(1, 1 + ndim))).real
     return u / u.flatten(1).std(1).view(-1, *[1] * ndim)
 
 
 def parameters(values: Tensor) -> ParameterBatch:
     """Of one parameter (rows, 1), or of none (rows, 0)."""
-    index = torch.zeros(len(values), dtype=torch.long)
-    return ParameterBatch(values.log().float(), index, values.float())
+    return ParameterBatch(values.log().float(), torch.zeros(len(values), dtype=torch.long), values.float())
 
 
 def made(ndim: int, law: str, waves: int = 0, num_parameters: int = 0) -> Coefficients:
@@ -56,12 +54,11 @@ def error(base: Coefficients, s: Tensor, given: int, batch: ParameterBatch) -> f
 
 
 def test_a_hidden_velocity_is_read_from_four_frames():
-    velocity = torch.linspace(-1.5, 2, 48, dtype=torch.float64)
-    velocity = velocity[torch.randperm(48, generator=torch.Generator().manual_seed(0))]
+    velocity = 3.5 / 47 * (29 * torch.arange(48).double() % 48) - 1.5
     s = exact(fields(48, 1, 0), -1j * WAVES * velocity[:, None], 20)
     base, none = made(1, "carried"), parameters(torch.ones(48, 0))
     assert base.learn(s[:32, :5], none.rows(slice(32)))
-    assert error(base, s[32:], 4, none.rows(slice(16))) < 0.02
+    assert error(base, s[32:], 4, none.rows(slice(16))) < 0.004
     assert error(base, s[32:], 1, none.rows(slice(16))) > 0.5  # of one frame nothing is known
 
 
@@ -96,13 +93,16 @@ def test_a_hidden_flow_of_few_waves_is_read_from_four_frames():
 
 
 def test_coefficients_follow_a_parameter_to_values_of_which_no_data_were():
-    diffusivity = torch.linspace(0.2, 0.5, 48, dtype=torch.float64)
-    s = exact(fields(48, 1, 3), -WAVES.square() * diffusivity[:, None], 6)
-    base = made(1, "constant", num_parameters=1)
-    assert base.learn(s[:, :5], parameters(diffusivity[:, None]))
-    values = torch.full((8, 1), 1.0, dtype=torch.float64)
-    later = exact(fields(8, 1, 4), -WAVES.square() * values, 8)
-    assert error(base, later, 1, parameters(values)) < 0.03
+    """Of logistic growth near its end, where three of 1, u, u^2 and u^3 nearly give the fourth."""
+
+    def grown(u: Tensor, rate: Tensor, times: Tensor) -> Tensor:
+        e, u = (rate[..., None] * times[:, None]).exp(), 0.5 + 0.4 * u[:, None] / u.abs().max()
+        return (u * e / (1 - u + u * e))[:, :, None].float()
+
+    rate, beyond = torch.linspace(0.07, 0.14, 48).double()[:, None], torch.full((8, 1), 0.2).double()
+    base, times = made(1, "constant", num_parameters=1), torch.arange(20.0)
+    assert base.learn(grown(fields(48, 1, 3), rate, times[10:15]), parameters(rate))
+    assert error(base, grown(fields(8, 1, 4), beyond, times), 1, parameters(beyond)) < 1e-4
 
 
 def test_the_coefficients_are_read_once_and_a_law_that_is_unknown_is_refused():

@@ -22,10 +22,10 @@ from ups_discovery.terms import Term, Terms
 LAWS = (("constant", 0), ("carried", 3), ("growing", 2))
 MOST_ROWS, MOST_FRAMES, BLOCK = 64, 5, 16  # trajectories of a fit, frames of each, trajectories at once
 MOST_CELLS, MOST_UNKNOWNS = 1024, 120  # of a frame that are compared; of coefficients: else fewer waves
-CORRECTIONS, EM_STEPS = 3, 15
+CORRECTIONS, EM_STEPS = 4, 15
 STEPS = (1, 2, 4, 8, 16, 32)  # per frame; twice as many must not move a frame by more than SAME of its change
 SAME = 1e-3
-OF_VALUE, OF_PRODUCT, OF_INVERSE = 6e-9, 3e-11, 6e-10  # nominal seconds (`Samples.spend`)
+OF_VALUE, OF_PRODUCT, OF_INVERSE = 6e-9, 6e-11, 6e-10  # nominal seconds (`Samples.spend`)
 
 
 class Unknown(NamedTuple):
@@ -69,9 +69,9 @@ class Coefficients(Base):
     c has a normal distribution over trajectories, whose mean is a fit of low order in the parameters, and
     whose moments are those of the training trajectories (empirical Bayes by expectation and maximisation:
     Dempster, Laird and Rubin 1977). A forecast takes the mean of c given the frames that it is given: steps
-    of Gauss and Newton from the expected c, with the derivative of a frame by c at the middle of two frames,
-    and the residual of an integration with c. So c follows from frames far apart as well. From one frame it
-    is the expected one.
+    of Gauss and Newton from the expected c, with the derivative of a frame by c from the terms of that frame
+    (exact where their flows commute), and the residual of an integration with c. So c follows from frames far
+    apart as well. From one frame it is the expected one.
 
     law, waves: of LAWS. In an `Equation` a field is a channel that is fixed.
     """
@@ -156,12 +156,13 @@ class Coefficients(Base):
         if u.shape[1] == 1 or parameters.hidden is not None:
             return parameters
         s = u.float() * self._column(self.std) + self._column(self.mean)
-        j, expected = self.derivative(s), self.features(parameters) @ self.expected
-        factor, _ = torch.linalg.cholesky_ex((j @ j.mT + self.precision).double())
+        j, expected = self.derivative(s[:, 1:]).double(), self.features(parameters) @ self.expected
+        factor, _ = torch.linalg.cholesky_ex(j @ j.mT + self.precision)
         c = expected
         for _ in range(CORRECTIONS):
-            change = (j @ self.residual(s, c)[..., None])[..., 0] - (c - expected) @ self.precision
-            c = c + torch.cholesky_solve(change.double()[..., None], factor)[..., 0].float()
+            prior = ((c - expected) @ self.precision)[..., None]
+            right = j @ self.residual(s, c).double()[..., None] - prior
+            c = c + torch.cholesky_solve(right, factor)[..., 0].float()
         is_finite = c.isfinite().all(1, keepdim=True)
         return replace(parameters, hidden=torch.where(is_finite, c, expected))
 
@@ -183,12 +184,12 @@ class Coefficients(Base):
         return self.equation.advance(whole, weight)[:, : self.num_channels]
 
     def derivative(self, s: Tensor) -> Tensor:
-        """The change of the frames of s (rows, time, C, *space) after the first by every coefficient, (rows,
-        size, numbers), to first order in the time between them."""
-        middle = ((s[:, 1:] + s[:, :-1]) / 2).flatten(0, 1)
-        values, place, out = self.columns(middle, self.cells), 0, []
+        """The change of a frame by every coefficient, (rows, size, numbers), from its terms at the states s
+        (rows, time, C, *space)."""
+        flat = s.flatten(0, 1)
+        values, place, out = self.columns(flat, self.cells), 0, []
         for one in self.unknowns:
-            column = values.new_zeros(len(middle), 1, self.num_channels, len(self.cells))
+            column = values.new_zeros(len(flat), 1, self.num_channels, len(self.cells))
             for channel, _ in one.parts:
                 column[:, 0, channel] = values[:, place] / self.unit[channel]
                 place += 1
@@ -196,12 +197,11 @@ class Coefficients(Base):
         whole = torch.cat(out, 1).flatten(2).unflatten(0, (len(s), -1)).movedim(1, 2).flatten(2)
         return whole * self.dt * self.scale[:, None]
 
-    def residual(self, s: Tensor, c: Tensor | None) -> Tensor:
-        """What integrations with c, or persistence, lack of the frames after the first, (rows, numbers)."""
+    def residual(self, s: Tensor, c: Tensor) -> Tensor:
+        """What integrations with c lack of the frames after the first, (rows, numbers)."""
         before, after = s[:, :-1].flatten(0, 1), s[:, 1:].flatten(0, 1)
-        if c is not None:
-            before = self.moved(before, c.repeat_interleave(s.shape[1] - 1, 0))
-        lacking = (after - before).flatten(2)[..., self.cells] / self.unit[:, None]
+        found = self.moved(before, c.repeat_interleave(s.shape[1] - 1, 0))
+        lacking = (after - found).flatten(2)[..., self.cells] / self.unit[:, None]
         return lacking.flatten(1).unflatten(0, (len(s), -1)).flatten(1)
 
     # ---- the fit
@@ -241,7 +241,7 @@ class Coefficients(Base):
         """That of a fit to so many trajectories with two steps a frame, in nominal seconds."""
         cells, pairs = math.prod(self.space), count * (num_frames - 1)
         values = CORRECTIONS * pairs * 8 * cells * (len(self.unknowns) + 4) * OF_VALUE
-        products = 2 * pairs * self.num_channels * len(self.cells) * self.size**2 * OF_PRODUCT
+        products = CORRECTIONS * pairs * self.num_channels * len(self.cells) * self.size**2 * OF_PRODUCT
         return values + products + CORRECTIONS * EM_STEPS * count * self.size**3 * OF_INVERSE
 
     @torch.no_grad()
@@ -255,25 +255,23 @@ class Coefficients(Base):
         self.unit.copy_(s.diff(dim=1).transpose(0, 2).flatten(1).square().mean(1).sqrt().clamp_min(1e-12))
         if parameters.raw is not None:
             self.parameter_unit.copy_(parameters.raw.abs().amax(0).clamp_min(1e-30))
-        blocks = s.split(BLOCK)
-        squares = torch.cat([self.derivative(some).square().mean(2) for some in blocks]).mean(0)
+        # the first step is a finite one from persistence, with derivatives from the middle of two frames
+        middle, ends = ((s[:, 1:] + s[:, :-1]) / 2).split(BLOCK), s[:, 1:].split(BLOCK)
+        squares = torch.cat([self.derivative(some).square().mean(2) for some in middle]).mean(0)
         self.scale.copy_(squares.clamp_min(1e-20).rsqrt())
-        derivatives = [self.derivative(some) for some in blocks]
-        moments = Moments(torch.cat([(j @ j.mT).double() for j in derivatives]), self.features(parameters))
-        c = [None] * len(blocks)
+        moments, c = Moments(self.features(parameters), self.size), s.new_zeros(len(s), self.size)
         for number in range(CORRECTIONS):
-            right, square = [], []
-            for some, j, own in zip(blocks, derivatives, c, strict=True):
+            sums = []
+            blocks = zip(s.split(BLOCK), ends if number else middle, c.split(BLOCK), strict=True)
+            for some, at, own in blocks:
                 beat()
-                y = self.residual(some, own)
-                y = y if own is None else y + (own[:, None] @ j)[:, 0]
-                right.append((j @ y[..., None])[..., 0].double())
-                square.append(y.double().square().sum(1))
-            found = moments.step(torch.cat(right), torch.cat(square), derivatives[0].shape[2]).float()
-            if not found.isfinite().all():
+                j = self.derivative(at).double()  # float32 loses terms that others nearly replace
+                y = self.residual(some, own) + (own.double()[:, None] @ j)[:, 0]
+                sums.append((j @ j.mT, (j @ y[..., None])[..., 0], y.square().sum(1)))
+            c = moments.step(*map(torch.cat, zip(*sums, strict=True)), y.shape[1]).float()
+            if not c.isfinite().all():
                 return False
-            c = found.split(BLOCK)
-            if number == 0 and not self.set_steps(s, found):
+            if number == 0 and not self.set_steps(s, c):
                 return False
         self.expected.copy_(moments.expected.float())
         self.precision.copy_((moments.noise * torch.linalg.inv(moments.covariance)).float())
@@ -293,27 +291,25 @@ class Coefficients(Base):
 
 
 class Moments:
-    """The distribution of coefficients over trajectories, and the variance of residuals: for y = J c + noise,
-    from J J^T (rows, size, size). features (rows, F): the expected coefficients are linear in them."""
+    """The distribution of coefficients over trajectories, and the variance of residuals: for y = J c + noise.
+    features (rows, F): the expected coefficients are linear in them."""
 
-    def __init__(self, products: Tensor, features: Tensor):
-        self.products, self.features = products, features.double()
+    def __init__(self, features: Tensor, size: int):
+        self.features = features.double()
         self.inverse = torch.linalg.pinv(self.features)
-        self.identity = torch.eye(products.shape[-1]).to(products)
-        self.covariance, self.noise = self.identity, math.nan
-        self.expected = products.new_zeros(features.shape[1], len(self.identity))
+        self.identity = torch.eye(size).to(self.features)
+        self.covariance, self.noise = self.identity, 0.1  # of the change in a frame, which is 1
+        self.expected = self.features.new_zeros(features.shape[1], size)
 
-    def step(self, right: Tensor, square: Tensor, num_values: int) -> Tensor:
-        """The expected coefficients (rows, size) of all trajectories given J y (rows, size) and |y|^2, after
-        steps of expectation and maximisation."""
-        if math.isnan(self.noise):
-            self.noise = 0.1 * float(square.mean()) / num_values
+    def step(self, products: Tensor, right: Tensor, square: Tensor, num_values: int) -> Tensor:
+        """The expected coefficients (rows, size) of all trajectories given J J^T (rows, size, size), J y
+        (rows, size) and |y|^2, after steps of expectation and maximisation."""
         for _ in range(EM_STEPS):
             prior = torch.linalg.inv(self.covariance)
-            spread = torch.linalg.inv(self.products / self.noise + prior)
+            spread = torch.linalg.inv(products / self.noise + prior)
             c = (spread @ (right / self.noise + self.features @ self.expected @ prior)[..., None])[..., 0]
-            left = square - 2 * (right * c).sum(1) + ((self.products @ c[..., None])[..., 0] * c).sum(1)
-            left = left + (self.products * spread).sum((1, 2))
+            left = square - 2 * (right * c).sum(1) + ((products @ c[..., None])[..., 0] * c).sum(1)
+            left = left + (products * spread).sum((1, 2))
             self.noise = max(float(left.mean()) / num_values, 1e-10)
             self.expected = self.inverse @ c
             apart = c - self.features @ self.expected
