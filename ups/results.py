@@ -5,7 +5,7 @@
                tasks      forecast; spectra, of energy: spectrum/FIELD/WAVE; noise: the same without the noise
                           of the data; band: what stated errors are worth; break-even: costs
                ensembles  rollout: all leads; one step; start A-B: single steps from frames A to B; long: long
-                          rollouts; evaluations: scores over network evaluations per state
+                          rollouts
                steady     partial: mean over the partial observations; observed CASE: by what is observed;
                           chance CASE: exact samples in the place of the prior
     model    name of a model; "A / B": A relative to B on the same trajectories; empty: a number of the task
