@@ -12,9 +12,7 @@ import math
 import exponax as ex
 import jax
 import numpy as np
-import torch
-
-from ups_discovery.spectral import resample
+from scipy.signal import resample
 
 NAME, DT, FRAMES, FULL = "kolmogorov", 0.1, 21, 128
 NU, FORCED = 1e-3, 4
@@ -40,12 +38,12 @@ coarse = fine = step  # the grid is that of u
 
 def starts(num: int = 24, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
     """States of a run on 64 x 64 cells, five units of time apart, from forty on."""
-    noise = torch.from_numpy(np.random.default_rng(seed).standard_normal((1, 1, 8, 8)))
-    u, found = resample(noise, (64, 64), "periodic").numpy(), []
+    u, found = np.random.default_rng(seed).standard_normal((1, 1, 8, 8)), []
+    u = resample(resample(u, 64, axis=2), 64, axis=3)
     for frame in range(400 + 50 * num):
         u = step(u)
         found += [u] if frame >= 400 and frame % 50 == 49 else []
-    return resample(torch.from_numpy(np.concatenate(found)).double(), (cells, cells), "periodic").numpy()
+    return resample(resample(np.concatenate(found).astype(float), cells, axis=2), cells, axis=3)
 
 
 if __name__ == "__main__":
