@@ -28,6 +28,7 @@ from scipy.ndimage import zoom
 
 import ups
 from bench.command import parser_of
+from bench.eleven import processor
 from bench.table import RESULTS
 from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
@@ -104,7 +105,7 @@ def ratios(errors: list[list[float]], others: list[list[float]]) -> list[list[fl
     found = []
     for mine, other in zip(np.array(errors), np.array(others), strict=True):
         draws = mine[index].mean(1) / other[index].mean(1)
-        found.append([mine.mean() / other.mean(), *np.quantile(draws, [0.025, 0.975])])
+        found.append([float(mine.mean() / other.mean()), *np.quantile(draws, [0.025, 0.975]).tolist()])
     return found
 
 
@@ -119,7 +120,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     truth, _ = runs(partial(run_of, example.step), starts, leads)
     print(f"{args.example}: the truth is solved", flush=True)
     trained = dict(pair.split("=") for pair in args.run)
-    entries = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in (*GRIDS, *trained):
         run, cells, correct = partial(run_of, example.step), coarse * GRIDS.get(name, 1), None
         model = ups.load(trained[name], solvers=example.coarse) if name in trained else None
@@ -131,25 +132,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         u = on_grid(starts[:, None], cells, how)[:, 0]
         run(u[0], 2 if name in GRIDS else NUM_FIRST_CALLS)  # compiles what is compiled
         states, seconds = runs(run, u, leads)
-        entry = {"column": name, "cells": cells, "seconds": seconds} | scores(states, truth, coarse, how)
+        row = {"cells": cells, "seconds": seconds} | scores(states, truth, coarse, how)
         if name in trained:
-            entry["training"] = training_seconds(Path(trained[name]), task)
-            entry["data"] = sum(made["parts"].values())
-            entry["paid"] = paying_runs(
-                entry["data"] + entry["training"], entries["full"]["seconds"], seconds
-            )
-            entry["over the full grid"] = ratios(entry["errors"], entries["full"]["errors"])
+            row |= {
+                "data": sum(made["parts"].values()),
+                "training": training_seconds(Path(trained[name]), task),
+            }
+            row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
+            row["over the full grid"] = ratios(row["errors"], rows["full"]["errors"])
         if correct is not None:
-            entry["counts"] = dict(correct.counts)
-        entries[name] = entry
-        print(name, *(np.mean(entry[key]) for key in ("seconds", "variance")), np.mean(entry["errors"], 1))
-        print(*(entry.get(key) for key in ("over the full grid", "octaves", "paid", "counts")), flush=True)
-    return {
-        "task": args.example,
-        "leads": leads,
-        "starts": args.starts,
-        "entries": list(entries.values()),
-    }
+            row["counts"] = dict(correct.counts)
+        rows[name] = row
+        print(name, *(np.mean(row[key]) for key in ("seconds", "variance")), np.mean(row["errors"], 1))
+        print(*(row.get(key) for key in ("over the full grid", "octaves", "paid", "counts")), flush=True)
+    kind = processor("cpu")
+    entries = [{"key": {"column": name, "processor": kind}, "row": row} for name, row in rows.items()]
+    return {"task": args.example, "leads": leads, "starts": args.starts, "entries": entries}
 
 
 def main(argv: list[str] | None = None) -> None:
