@@ -7,8 +7,8 @@ The truth is the example's solver on a grid twice as fine as its full one, which
 grid's cells per axis; from new starts. Columns: the solver on the coarse grid, twice it ("half") and the full
 one, and runs that were trained: correctors, or networks without the solver (those with another base). nRMSE
 after the trained frames, three and ten times as many: restricted to the coarse grid as in training, and
-interpolated to the full one (cubic; of waves exact). Statistics are those after the last frame over the
-truth's. Processor seconds of a run over the trained frames, batch 1, one thread, checks included.
+interpolated to the full one (cubic; of waves exact). Variance and energy in octaves are those after the last
+frame over the truth's. Processor seconds of a run over the trained frames, batch 1, one thread, checks included.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from scipy.ndimage import zoom
 import ups
 from bench.command import parser_of
 from bench.eleven import processor
+from bench.starts import ratio
 from bench.table import RESULTS
 from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
@@ -46,6 +47,7 @@ HORIZONS, UNSEEN, NUM_DRAWS = (
     1000,
 )  # times the trained frames; seed of the starts; resamples
 GRIDS = {"coarse": 1, "half": 2, "full": 4}  # cells per axis over those of the coarse grid
+LEAST = 0.01  # of the energy: octaves with less are not compared
 Run = Callable[[np.ndarray, int], tuple[np.ndarray, float]]  # as `run_of` one step
 
 
@@ -94,18 +96,8 @@ def scores(u: np.ndarray, truth: np.ndarray, coarse: int, how: str) -> dict[str,
         if cells == coarse:
             over = [octaves(one[:, -1:], PERIODIC).mean((0, 1, 2)) for one in (mine, ref)]
             deviations = [(one[:, -1] - one[:, -1].mean()).square().mean() for one in (mine, ref)]
-            found["octaves"] = (over[0] / over[1])[1:].tolist()
+            found["octaves"] = (over[0] / over[1])[over[1] >= LEAST * over[1].sum()].tolist()
             found["variance"] = float(deviations[0] / deviations[1])
-    return found
-
-
-def ratios(errors: list[list[float]], others: list[list[float]]) -> list[list[float]]:
-    """[ratio of means over starts, low, high] by lead; 95 % over resampled starts."""
-    index = np.random.default_rng(0).integers(len(errors[0]), size=(NUM_DRAWS, len(errors[0])))
-    found = []
-    for mine, other in zip(np.array(errors), np.array(others), strict=True):
-        draws = mine[index].mean(1) / other[index].mean(1)
-        found.append([float(mine.mean() / other.mean()), *np.quantile(draws, [0.025, 0.975]).tolist()])
     return found
 
 
@@ -139,7 +131,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "training": training_seconds(Path(trained[name]), task),
             }
             row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
-            row["over the full grid"] = ratios(row["errors"], rows["full"]["errors"])
+            pairs = zip(rows["full"]["errors"], row["errors"], strict=True)
+            row["over the full grid"] = [ratio(np.transpose(pair)) for pair in pairs]
         if correct is not None:
             row["counts"] = dict(correct.counts)
         rows[name] = row

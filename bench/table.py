@@ -42,7 +42,6 @@ AUTHORS = {"pypde": "Burgers, py-pde", "phiflow": "Burgers, PhiFlow", "exponax":
 CORRECTORS = {
     "full": ", the full grid",
     "corrected": ", **corrected**",
-    "corrected_half": ", **corrected**",
     "fno": ", corrected by an FNO",
     "alone": ", a network without the solver",
 }
@@ -588,7 +587,7 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
     def line(record: dict[str, Any], column: str, row: dict[str, Any]) -> tuple[str, ...]:
         [full] = [one["row"] for one in record["entries"] if one["key"]["column"] == "full"]
         errors, over = [mean(some) for some in row["errors"]], row.get("over the full grid", [])
-        low, *_, high = sorted([row["variance"], *row["octaves"]])
+        low, *_, high = sorted(row["octaves"])
         return (
             f"{record['task']}, {record['leads'][0]} steps",
             f"{row['cells']}{CORRECTORS.get(column, '')}",

@@ -18,7 +18,7 @@ from bench.corrector import FOLDER, GRIDS  # noqa: E402
 
 CURVES = {  # columns of one curve -> its label and style
     tuple(GRIDS): ("the solver", {"color": "black", "marker": "o"}),
-    ("corrected", "corrected_half"): ("corrected", {"color": "tab:red", "marker": "s"}),
+    ("corrected",): ("corrected", {"color": "tab:red", "marker": "s"}),
     ("fno",): ("corrected by an FNO", {"color": "tab:blue", "marker": "^"}),
     ("alone",): ("a network without the solver", {"color": "tab:green", "marker": "D"}),
 }
