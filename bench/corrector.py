@@ -8,7 +8,8 @@ grid's cells per axis; from new starts. Columns: the solver on the coarse grid, 
 one, and runs that were trained: correctors, or networks without the solver (those with another base). nRMSE
 after the trained frames, three and ten times as many: restricted to the coarse grid as in training, and
 interpolated to the full one (cubic; of waves exact). Variance and energy in octaves are those after the last
-frame over the truth's. Processor seconds of a run over the trained frames, batch 1, one thread, checks included.
+frame over the truth's. Processor seconds of a run over the trained frames, batch 1, one thread, checks
+included; of training the wall clock.
 """
 
 from __future__ import annotations

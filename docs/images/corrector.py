@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+from matplotlib.ticker import NullFormatter  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.corrector import FOLDER, GRIDS  # noqa: E402
@@ -44,6 +45,8 @@ for record, column in zip(records, axes.T, strict=True):
                 ax.annotate(f" {row['cells']}", (x, y), fontsize=7, va="bottom")
         ax.set(xscale="log", yscale="log", title=f"{record['task']}\n{times}" if place == 0 else times)
         ax.title.set_fontsize(9)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_minor_formatter(NullFormatter())
     column[-1].set_xlabel("processor seconds of a run")
 for ax in axes[:, 0]:
     ax.set_ylabel("nRMSE")
