@@ -39,6 +39,12 @@ EXCITABLE = {  # models of bench/excitable.py in words
     "student_2": "student, 2 evaluations",
 }
 AUTHORS = {"pypde": "Burgers, py-pde", "phiflow": "Burgers, PhiFlow", "exponax": "Burgers, exponax"}
+CORRECTORS = {
+    "full": ", the full grid",
+    "corrected": ", **corrected**",
+    "fno": ", corrected by an FNO",
+    "alone": ", a network without the solver",
+}
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
@@ -575,6 +581,42 @@ def control_table(found: dict[str, dict[str, Any]]) -> str:
     return table(header, [line(*one) for one in models])
 
 
+def corrector_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/corrector.md: runs on every grid, with and without correction, and when a correction pays."""
+
+    def line(record: dict[str, Any], column: str, row: dict[str, Any]) -> tuple[str, ...]:
+        [full] = [one["row"] for one in record["entries"] if one["key"]["column"] == "full"]
+        errors, over = [mean(some) for some in row["errors"]], row.get("over the full grid", [])
+        low, *_, high = sorted(row["octaves"])
+        return (
+            f"{record['task']}, {record['leads'][0]} steps",
+            f"{row['cells']}{CORRECTORS.get(column, '')}",
+            ", ".join(map(number, errors)),
+            ", ".join(f"{value:.2g} [{a:.2g}, {b:.2g}]" for value, a, b in over) or MISSING,
+            number(mean(row["on the full grid"][0])),
+            f"{number(row['variance'], True)}; {number(low, True)} to {number(high, True)}",
+            f"{number(mean(row['seconds']))}; {number(mean(row['seconds']) / mean(full['seconds']), True)}",
+            "{:.0f} + {:.0f}".format(row["data"], row["training"]) if "paid" in row else MISSING,
+            paid(row["paid"]) if "paid" in row else MISSING,
+        )
+
+    def paid(ends: list[float]) -> str:
+        cells = [f"{one:,.0f}" if math.isfinite(one) else "never" for one in ends]
+        return f"{cells[0]} [{cells[1]}, {cells[2]}]" if math.isfinite(ends[0]) else "never"
+
+    header = (
+        "example; cells per axis; nRMSE after 1, 3, 10 times the trained steps; over that of the full grid; "
+    )
+    header += (
+        "nRMSE on the full grid; variance, energy in octaves over the truth's; seconds of a run, over full; "
+    )
+    header += "seconds of data + training; N*"
+    entries = (
+        (record, one["key"]["column"], one["row"]) for record in found.values() for one in record["entries"]
+    )
+    return table(tuple(header.split("; ")), (line(*one) for one in entries))
+
+
 def few_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/peers.md: errors after few trajectories, and of networks after many: the best of APEBench's, or
     the FNO of bench/eleven.py."""
@@ -634,6 +676,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "excitable_far": ("docs/uncertain.md", "excitable_far", excitable_table),
     "control": ("docs/uncertain.md", "excitable_control", control_table),
+    "corrector": ("docs/corrector.md", "corrector", corrector_table),
     "climate": ("docs/uncertain.md", "climate", climate_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
     "discovery_starts": ("docs/discovery.md", "discovery_starts", starts_table),

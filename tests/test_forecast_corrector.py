@@ -228,6 +228,8 @@ def fine(u, dt):
     return np.roll(u, 4, -1) * (1 - dt)
 def broken(u):
     return u * np.nan
+def unstable(u):
+    return u * 20.0
 def starts():
     return np.arange(10 * 2 * 32.0).reshape(10, 2, 32)
 """
@@ -263,6 +265,9 @@ def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(
         corrector_data.main([*options, "--restrict=points"])
     points = corrector_data.restricted(solvers.starts(), 4, "points")
     assert np.array_equal(points, solvers.starts()[..., ::4])
+    wave, long = (np.cos(2 * np.pi * np.arange(n) / n) for n in (32, 8))
+    waves = corrector_data.restricted((wave + np.cos(5 * np.arccos(wave)))[None, None], 4, "waves")
+    assert np.allclose(waves, long, atol=1e-7)  # 8 cells lack the fifth wave
 
 
 @pytest.mark.parametrize(
@@ -270,7 +275,8 @@ def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(
     [
         ("--ratio=5", "the fine grid has 32 cells along an axis; expected a multiple of --ratio 5"),
         ("--fields=u", r"gave an array of shape \(10, 2, 32\); expected \(n, channel, \*fine grid\)"),
-        ("--fine=two_solvers:broken", "gave numbers that are not finite at frame 1; expected a solution"),
+        ("--fine=two_solvers:broken", r"gave values up to nan at frame 1, 255 before; expected a solution"),
+        ("--fine=two_solvers:unstable", r"gave values up to 1.02e\+05 at frame 2, 5.1e\+03 before"),
     ],
 )
 def test_solvers_that_cannot_be_used_are_refused_by_name(options, change, text):
