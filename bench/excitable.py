@@ -15,9 +15,9 @@ entries of other seeds are kept; the table is made by bench/table.py.
     python -m bench.excitable --climate 400 --task burgers1d_forced --starts 100 --exact 8 \
         --config configs/small.yaml
 
-instead writes bench/results/climate/NAME.json: rollouts of so many frames, of one member from each start, by
-resampled residuals and samplers with at most one evaluation a frame. Figures are of the second half of the frames: variance and
-energy by octave over those of exact samples from the same starts, and the correlation with the start.
+instead writes bench/results/climate/NAME.json: rollouts of one member from each start, by resampled residuals
+and samplers with at most one evaluation a frame. Of the second half of the frames: variance and energy by
+octave over those of exact samples from the same starts, and the correlation with the start.
 
     make train CONFIG=configs/excitable.yaml RUN=shown ARGS="data.tasks=[barkley2d_shown]"
     python -m bench.excitable --control --config configs/excitable.yaml run.name=shown

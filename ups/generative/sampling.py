@@ -166,8 +166,8 @@ def sample_rollout(
     sample_error: float = 0.0,
     first: int = 0,
 ) -> Tensor:
-    """One member (batch, num_frames, *tokens, dim) for each row. Outside the range of the data a base may run
-    away, so from a sample there a rollout goes on at the nearest values inside.
+    """One member (batch, num_frames, *tokens, dim) for each row. From a sample outside the range of the data
+    a base may run away, so predictions are clipped to that range; samples are not.
 
     residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises in call `lead`.
     sample_error: of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of
@@ -184,13 +184,12 @@ def sample_rollout(
     last: dict[int, Tensor] = {}  # the prediction of a frame from the one before, if a call makes one frame
 
     def step(window: Tensor, num_done: int) -> Tensor:
-        lead, w = num_done // head.bundle, head.codec.decode(window)
-        z_pred, tokens, facts = states.predict(
-            window + head.codec.encode(torch.clamp(w, low, high) - w),
-            batch.later(first + num_done),
-            sample_error if first or lead else 0.0,
-            last.get(num_done),
-        )
+        lead = num_done // head.bundle
+        error = sample_error if first or lead else 0.0
+        known = batch.later(first + num_done)
+        z_pred, tokens, facts = states.predict(window, known, error, last.get(num_done))
+        w = states.decode(z_pred)
+        z_pred = z_pred + states.encode(torch.clamp(w, low, high) - w)
         if head.bundle == 1:
             last[num_done + 1] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
