@@ -15,9 +15,9 @@ entries of other seeds are kept; the table is made by bench/table.py.
     python -m bench.excitable --climate 400 --task burgers1d_forced --starts 100 --exact 8 \
         --config configs/small.yaml
 
-instead writes bench/results/climate/NAME.json: rollouts of so many frames, of one member from each start, by
-the samplers with at most one evaluation a frame. Figures are of the second half of the frames: variance and
-energy by octave over those of exact samples from the same starts, and the correlation with the start.
+instead writes bench/results/climate/NAME.json: rollouts of one member from each start, by resampled residuals
+and samplers with at most one evaluation a frame. Of the second half of the frames: variance and energy by
+octave over those of exact samples from the same starts, and the correlation with the start.
 
     make train CONFIG=configs/excitable.yaml RUN=shown ARGS="data.tasks=[barkley2d_shown]"
     python -m bench.excitable --control --config configs/excitable.yaml run.name=shown
@@ -194,7 +194,7 @@ def assess_climate(config: Config, task: str, num_frames: int, starts: int, samp
     start = truth.task.predicted(truth.frames(rows, truth.context - 1, 1))[:, 0]
     resamples, models = Resamples(config.evaluate.num_bootstrap, seed), {}
     cheap = [name for name, sampler in ensembles.samplers.items() if sampler.evaluations in (0, 1)]
-    for model in ("exact", *cheap):
+    for model in ("exact", "dressed_resampled", *cheap):
         u = exact[:, :1] if model == "exact" else rollouts(ensembles, model, rows, num_frames, 1)
         models[model] = late_figures(u, exact[:, 1:], start, truth.task.boundary, resamples)
         print(model, models[model], flush=True)

@@ -29,7 +29,7 @@ from ups.models import base_selection
 from ups.models.base_selection import base_scores, fitted_candidates, fitted_state, select_base
 from ups.models.bases.base import Fit, ParameterBatch, Persistence, Samples
 from ups.models.facts import HeadFacts
-from ups.models.head import TaskHead
+from ups.models.head import MARGIN, TaskHead
 from ups.models.head_setup import (
     base_settings,
     build_operator,
@@ -469,6 +469,8 @@ def test_the_bounds_are_those_of_the_training_trajectories_widened_the_more_the_
             -expected,
             1 + expected,
         ]
+    low, high = widened(torch.tensor(0.0), torch.tensor(1.0), 16)
+    assert (float(low.lerp(high, MARGIN)), float(high.lerp(low, MARGIN))) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["darcy2d", "diff_react2d"])

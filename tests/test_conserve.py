@@ -13,6 +13,8 @@ from toy_codec import fit_codec
 
 from ups.data.cache import Cache
 from ups.evaluation.forecast import conservation_error
+from ups.generative.conditions import StateConditions
+from ups.generative.sampling import Starts, sample_rollout
 from ups.models.constraints import correction
 from ups.models.facts import HeadFacts, describe_tokenizer
 from ups.models.head import TaskHead
@@ -222,3 +224,25 @@ def test_rollouts_stay_within_the_bounds_and_are_unchanged_inside_them():
     head.low.fill_(-torch.inf)
     head.high.fill_(torch.inf)
     assert not rolled().isfinite().all()  # the fake
+
+
+@torch.no_grad()
+def test_samples_that_leave_the_data_come_back(monkeypatch):
+    """The base comes back from any state of the data and runs away beyond, as Barkley's equation does. The
+    fake: without the range of the data, samples stay at the bounds."""
+    operator = operator_of("burgers1d", is_conservative=False)
+    head, states_of = operator.heads["burgers1d"], StateConditions(operator, "burgers1d")
+    head.out.weight.zero_(), head.out.bias.zero_(), head.low.fill_(-7.0), head.high.fill_(7.0)
+    head.base.forward = lambda u, known: torch.where(u[:, -1].abs() > 5, 2.0, 0.5) * u[:, -1]
+    peak = torch.zeros(1, 2, 1, 8).index_fill(-1, torch.tensor([3]), 6.0)
+
+    def rolled(start: float, kick: float) -> Tensor:
+        starts = Starts(head.codec.encode(start * peak[:, :1]), torch.zeros(1, 0))
+        noises = [states_of.encode(size * peak) for size in (kick, 0.0, 0.0, 0.0)]
+        made = sample_rollout(states_of, lambda *given: given[2], starts, 8, lambda lead: (noises[lead],) * 2)
+        return head.codec.decode(made)[0, :, 0, 3]
+
+    assert rolled(0.0, 1.0).tolist()[:6] == pytest.approx([6.0, 6.0, 3.5, 3.5, 1.75, 0.875])
+    assert rolled(1.0, 0.0).tolist() == pytest.approx([6.0] * 8)  # not below values of the start
+    monkeypatch.setattr(head, "range_of_data", lambda z: (-torch.inf, torch.inf))
+    assert float(rolled(0.0, 1.0)[-1]) == pytest.approx(7.0)

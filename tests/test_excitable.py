@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.excitable import components, merged, new_waves
+from bench.excitable import merged, new_waves
 
 
 def field(*cells: tuple[int, int]) -> torch.Tensor:
@@ -19,19 +19,12 @@ SQUARE = [(x, y) for x in (7, 0) for y in (7, 0)]  # across both edges
 LINE = [(3, y) for y in range(2, 7)]
 
 
-def test_components_are_those_of_the_torus():
-    label = components(torch.stack([field(*SQUARE, *LINE), field((0, 0), (1, 1))]) > 0)
-    assert [len(one.unique()) - 1 for one in label] == [2, 2]  # a diagonal does not connect
-    assert len({int(label[0][cell]) for cell in SQUARE}) == 1 == len({int(label[0][cell]) for cell in LINE})
-    assert int(components(field()[None] > 0).max()) == 0
-
-
 def test_new_waves_are_numbers_areas_and_places():
-    """Three samples of one start: none, one, two; cells that are excited anyway, and single ones, do not
-    count."""
+    """Three samples of one start: none, one, two, of which one is across both edges; cells that are excited
+    anyway, and single ones, do not count, and a diagonal does not connect."""
     v = torch.where(torch.arange(8) < 4, 0.1, 0.5).view(1, 8, 1).expand(1, 8, 8)
     quiet = field((5, 5), (5, 6), (6, 5), (6, 6))[None]
-    members = torch.stack([quiet[0] + field((2, 1)), quiet[0] + field(*LINE), field(*LINE, *SQUARE)])
+    members = torch.stack([quiet[0] + field((2, 1)), quiet[0] + field(*LINE, (4, 7)), field(*LINE, *SQUARE)])
     found = new_waves(members[None], quiet, v)
     assert found["numbers"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     assert found["area"] == pytest.approx((5 + 5 + 4) / 3)

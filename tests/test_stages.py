@@ -778,12 +778,7 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
         if ".own." not in name or f".{HIDDEN}." in name
     )
     share = sum(p.numel() for p in ensembles.head.gaussian.parameters()) / size
-    expected = {
-        "operator": 0,
-        "dressed": 0,
-        "dressed_conditional": 0,
-        "waves": 0,
-        "dressed_resampled": 0,
+    expected = dict.fromkeys(ups.evaluation.ensemble.CHEAP, 0) | {
         "scoring": 1,
         "student_1": 1,
         "student_2": 2,

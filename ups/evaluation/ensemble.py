@@ -37,9 +37,9 @@ from ups.generative.sampling import (
     Sampler,
     Starts,
     block_size,
-    member_noises,
     sample_members,
     samplers_of,
+    two_noises,
 )
 from ups.metrics.ensembles import compare_ensembles
 from ups.metrics.intervals import Resamples, Scores
@@ -171,7 +171,8 @@ class Ensembles:
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""
-        return member_noises(self.bank.shape[1:], self.seed, rows, lead, num_members, self.device)
+        key = self.seed, rows.tolist(), lead, num_members
+        return tuple(part.flatten(0, 1) for part in two_noises(self.bank.shape[1:], *key, ..., self.device))
 
 
 @torch.no_grad()

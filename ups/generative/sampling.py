@@ -166,12 +166,12 @@ def sample_rollout(
     sample_error: float = 0.0,
     first: int = 0,
 ) -> Tensor:
-    """One member (batch, num_frames, *tokens, dim) for each row.
+    """One member (batch, num_frames, *tokens, dim) for each row. From a sample outside the range of the data
+    a base may run away, so predictions are clipped to that range; samples are not.
 
-    residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises,
-    with lead the number of the call. sample_error: error
-    of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of z, so that
-    frames before the history are not used. first: frames of the same rollout that z already ends with.
+    residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises in call `lead`.
+    sample_error: of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of
+    z: frames before the history are not used. first: frames of the same rollout that z already ends with.
     """
     head, z, forcing = states.head, starts.z, starts.forcing
     is_tracked = has_gradient(z, starts.parameters, forcing)
@@ -180,16 +180,16 @@ def sample_rollout(
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
+    low, high = head.range_of_data(z[:, : z.shape[1] - first])
     last: dict[int, Tensor] = {}  # the prediction of a frame from the one before, if a call makes one frame
 
     def step(window: Tensor, num_done: int) -> Tensor:
         lead = num_done // head.bundle
-        z_pred, tokens, facts = states.predict(
-            window,
-            batch.later(first + num_done),
-            sample_error if first or lead else 0.0,
-            last.get(num_done),
-        )
+        error = sample_error if first or lead else 0.0
+        known = batch.later(first + num_done)
+        z_pred, tokens, facts = states.predict(window, known, error, last.get(num_done))
+        w = states.decode(z_pred)
+        z_pred = z_pred + states.encode(torch.clamp(w, low, high) - w)
         if head.bundle == 1:
             last[num_done + 1] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
@@ -282,14 +282,6 @@ def sample_starts(
 
     size = block_size(head.codec, z.device)
     return in_blocks(sample_block, len(z) * num_members, size).unflatten(0, (-1, num_members))
-
-
-def member_noises(
-    shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The two noises (rows * members, *shape) of a sample, by `member_noise`."""
-    noises = two_noises(shape, seed, rows.tolist(), lead, num_members, ..., device)
-    return tuple(noise.flatten(0, 1) for noise in noises)
 
 
 # ---- samples of steady solutions

@@ -24,16 +24,13 @@ MIN_RESTORED = 0.5  # factor on a pressure: a larger error than this is not one 
 Constraint = Callable[[Tensor, Tensor], Tensor]
 
 
-def bounds_of(head: nn.Module) -> tuple[Constraint, ...]:
-    """The bounds of a head. A steady task has none: a single call cannot blow up, and the solution of a new
-    coefficient may be outside the range of the others."""
-    return () if head.task.is_steady else (Bounds(head),)
-
-
-def invariants_of(head: nn.Module) -> tuple[Constraint, ...]:
-    """The other constraints of a head, in the order in which they apply; those without effect are absent."""
+def constraints_of(head: nn.Module) -> tuple[Constraint, ...]:
+    """The constraints of a head, in the order in which they apply; those without effect are absent. A steady
+    task has no bounds: a single call cannot blow up, and the solution of a new coefficient may be outside the
+    range of the others."""
     task = head.task
     wanted = (
+        (Bounds, not task.is_steady),
         (StartRange, bool(task.bounded)),
         (FixedFields, bool(task.still)),
         (Conserved, head.facts.is_conservative),

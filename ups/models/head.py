@@ -17,7 +17,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
-from ups.models.constraints import bounds_of, invariants_of
+from ups.models.constraints import Bounds, constraints_of
 from ups.models.facts import (
     AGAIN,
     CODEC,
@@ -39,6 +39,7 @@ MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zet
 # what the network is conditioned on: parameters, log of the time step, fraction of axes with each boundary
 CONDITION_SIZE = MAX_PARAMETERS + 1 + len(BOUNDARIES)
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
+MARGIN = 0.25  # of that width, from a bound to the range of many trajectories (units.BEYOND)
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
 
 
@@ -125,8 +126,8 @@ class TaskHead(nn.Module):
         return head
 
     def _set_constraints(self) -> None:
-        self.invariants = invariants_of(self)
-        self.constraints = (*bounds_of(self), *self.invariants)
+        self.constraints = constraints_of(self)
+        self.invariants = tuple(one for one in self.constraints if not isinstance(one, Bounds))
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""
@@ -287,6 +288,14 @@ class TaskHead(nn.Module):
         for constraint in self.invariants:
             w = constraint(w, w_start)
         return self.codec.encode(w)
+
+    def range_of_data(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest values (batch, 1, C, *1 per axis) of the training data, wider if
+        trajectories are few, and of latents z (batch, time, *tokens, dim)."""
+        w = self.codec.decode(z)
+        axes, ends = (1, *range(3, w.ndim)), ((self.low, self.high), (self.high, self.low))
+        low, high = (near.lerp(far, MARGIN).view(self.codec.channel_shape) for near, far in ends)
+        return torch.minimum(w.amin(axes, True), low), torch.maximum(w.amax(axes, True), high)
 
     def base_frames(
         self, u: Tensor, parameters: ParameterBatch, num_frames: int, is_alone: bool = False
