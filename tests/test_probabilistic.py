@@ -20,7 +20,7 @@ from ups.metrics.calibration import (
     spread_skill_bins,
     spread_slope,
 )
-from ups.metrics.ensembles import LEVELS_BY_LEAD, compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, merge
 from ups.metrics.proper import energy_distance, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import spectrum_error
@@ -474,15 +474,6 @@ def test_errors_of_the_mean_are_pooled_where_a_field_vanishes(generator):
     for name in ("nrmse_mean", "nrmse_member"):
         before, after = (row[name]["value"] for row in errors)
         assert after == pytest.approx(before, rel=0.2)
-
-
-def test_coverage_by_lead_is_nominal_for_exact_members_and_small_where_they_are_narrow():
-    drawn = torch.randn(300, 20, 2, 1, 16, generator=torch.Generator().manual_seed(5))
-    drawn[:, 1:, 1] *= 0.5
-    row = summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0))
-    found = torch.tensor(row["coverage_by_lead"])
-    assert found.shape == (9, 2) and (found[:, 0] - torch.tensor(LEVELS_BY_LEAD)).abs().max() < 0.02
-    assert (found[:, 1] < 0.75 * found[:, 0]).all()
 
 
 def test_a_row_holds_every_number_with_its_interval(generator):

@@ -172,7 +172,7 @@ def test_the_section_names_every_model_and_every_number():
     ):
         assert text in page
     assert number(entry.number("corrector / dressed_conditional", "crps")) in page
-    assert page.count("<svg") == page.count("<figure>") == 6
+    assert page.count("<svg") == page.count("<figure>") == 5
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
@@ -243,13 +243,6 @@ def test_members_move_beside_the_truth():
     assert figures.members_player(plane, "corrector", 0).count("<canvas") == 2
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth, u" in page and "member 2" not in page
-
-
-def test_coverage_has_a_line_for_every_network():
-    entry, _ = forecast()
-    coverage = figures_ensemble.coverage_curves(entry)
-    assert len(coverage.axes) == 3 and all(len(ax.get_lines()) == 7 for ax in coverage.axes)
-    assert figures_ensemble.coverage_curves(entry_of("ensembles", main={"operator": {"crps": 1.0}})) is None
 
 
 def test_sections_without_data_are_omitted():

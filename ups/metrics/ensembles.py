@@ -51,7 +51,6 @@ from ups.metrics.proper import check_members, energy_score, expected_crps, fair_
 from ups.metrics.spectra import rms, spectrum_error
 
 LEVELS = (0.5, 0.9)  # nominal probabilities of the central intervals whose coverage is reported
-LEVELS_BY_LEAD = tuple(tenth / 10 for tenth in range(1, 10))  # the same by lead, for the figure
 POINTS = 16  # per axis, whose ranks are counted; neighbouring cells are not independent
 CASES = 64  # in one call of the energy score, so that the pairs of members stay in the processor's cache
 
@@ -214,17 +213,6 @@ def _of_ranks(statistic: Statistic) -> Any:
     return moments
 
 
-def _coverage_by_lead(scores: Scores, _: object) -> Moments:
-    """Coverage at LEVELS_BY_LEAD (rows) by lead (columns)."""
-    ranks = scores["ranks"]
-
-    def statistic(mean: Tensor) -> Tensor:
-        counts = mean.unflatten(1, ranks.shape[1:])
-        return torch.stack([coverage(counts, level) for level in LEVELS_BY_LEAD], 1)
-
-    return ranks.flatten(1), statistic
-
-
 ENSEMBLES = (
     Metric(
         "crps",
@@ -304,7 +292,6 @@ ENSEMBLES = (
     Metric("nrmse_mean_by_lead", moments=_relative(_error_of_mean, by_lead=True), is_compared=True),
     Metric("spread_by_lead", moments=_spread_by_lead),
     Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
-    Metric("coverage_by_lead", moments=_coverage_by_lead),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from ups.metrics.ensembles import LEVELS_BY_LEAD
 from ups.report.drawing import (
     DASHED,
     FIELD_MAP,
@@ -57,7 +56,6 @@ LEAD_PANELS = (
     ("spread / error of the mean", "ssr", "linear"),
     ("CRPS over that of exact draws", "crps_over_exact", "linear"),
 )
-COVERAGE_LINES = 6
 
 
 def featured(models: Collection[str], count: int) -> list[str]:
@@ -226,30 +224,6 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
         field,
         1,
     )
-
-
-@styled
-def coverage_curves(entry: Entry) -> Figure | None:
-    """Observed over nominal coverage of central intervals, a panel per lead; the diagonal is calibrated."""
-    levels = [f"coverage/{index}" for index in range(len(LEVELS_BY_LEAD))]
-    kept, times = {}, []
-    for name in featured(entry.models(), COVERAGE_LINES):
-        found = [entry.by_lead(name, level) for level in levels]
-        if all(found) and np.isfinite(values := np.stack([floats(part["value"]) for part in found])).any():
-            kept[name], times = values, found[0]["lead"]
-    if not kept:
-        return None
-    leads = pick_leads(len(times), LEADS)
-    fig = Figure(figsize=(3.1 * max(len(leads), 2), 4.1))
-    axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
-    for ax, lead in zip(axes, leads, strict=True):
-        ax.plot([0, 1], [0, 1], color=INK, linewidth=0.8)
-        for name, values in kept.items():
-            ax.plot(LEVELS_BY_LEAD, values[:, lead], label=label(name), **line(name, len(values)))
-        finish(ax, title=lead_title(times[lead]), xlabel="nominal", xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    axes[0].set_ylabel("fraction of truths inside")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return fig
 
 
 @styled
