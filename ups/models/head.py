@@ -292,9 +292,10 @@ class TaskHead(nn.Module):
     def range_of_data(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The smallest and the largest values (batch, 1, C, *1 per axis) of the training data, wider if
         trajectories are few, and of latents z (batch, time, *tokens, dim)."""
-        w = self.codec.decode(z)
-        axes, ends = (1, *range(3, w.ndim)), ((self.low, self.high), (self.high, self.low))
-        low, high = (near.lerp(far, MARGIN).view(self.codec.channel_shape) for near, far in ends)
+        w, ends = self.codec.decode(z), ((self.low, self.high), (self.high, self.low))
+        inside = [near.lerp(far, MARGIN).where(far.isfinite(), near) for near, far in ends]
+        low, high = (end.view(self.codec.channel_shape) for end in inside)
+        axes = (1, *range(3, w.ndim))
         return torch.minimum(w.amin(axes, True), low), torch.maximum(w.amax(axes, True), high)
 
     def base_frames(
