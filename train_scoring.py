@@ -1,7 +1,7 @@
 """Scoring: a generative network trained by proper scores of its samples, without a teacher.
 
     loss = CRPS + energy score of a few one-evaluation samples against the operator's residual
-    start: the corrector's weights
+    start = the corrector's weights
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
 Writes: RUN/scoring/: state/, metrics.jsonl, model.safetensors, done.json. A report includes it if

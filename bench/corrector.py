@@ -42,11 +42,7 @@ from ups_discovery.boundary import PERIODIC
 from ups_discovery.spectral import resample
 
 FOLDER = RESULTS / "corrector"
-HORIZONS, UNSEEN, NUM_DRAWS = (
-    (1, 3, 10),
-    1000,
-    1000,
-)  # times the trained frames; seed of the starts; resamples
+HORIZONS, UNSEEN = (1, 3, 10), 1000  # times the trained frames; seed of the starts
 GRIDS = {"coarse": 1, "half": 2, "full": 4}  # cells per axis over those of the coarse grid
 LEAST = 0.01  # of the energy: octaves with less are not compared
 Run = Callable[[np.ndarray, int], tuple[np.ndarray, float]]  # as `run_of` one step

@@ -605,16 +605,18 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
         return f"{cells[0]} [{cells[1]}, {cells[2]}]" if math.isfinite(ends[0]) else "never"
 
     header = (
-        "example; cells per axis; nRMSE after 1, 3, 10 times the trained steps; over that of the full grid; "
+        "example",
+        "cells per axis",
+        "nRMSE after 1, 3, 10 times the trained steps",
+        "over that of the full grid",
+        "nRMSE on the full grid",
+        "variance, energy in octaves over the truth's",
+        "seconds of a run, over full",
+        "seconds of data + training",
+        "N*",
     )
-    header += (
-        "nRMSE on the full grid; variance, energy in octaves over the truth's; seconds of a run, over full; "
-    )
-    header += "seconds of data + training; N*"
-    entries = (
-        (record, one["key"]["column"], one["row"]) for record in found.values() for one in record["entries"]
-    )
-    return table(tuple(header.split("; ")), (line(*one) for one in entries))
+    entries = ((record, one) for record in found.values() for one in record["entries"])
+    return table(header, [line(record, one["key"]["column"], one["row"]) for record, one in entries])
 
 
 def few_table(found: dict[str, dict[str, Any]]) -> str:

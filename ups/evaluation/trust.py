@@ -40,7 +40,7 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
     s, error = band.expected(difference), found[:, 0]
     size = s.view(-1, 1, 1) * torch.tensor(band.profile, dtype=torch.float64)[: most.shape[1]]
     inside, cells = (most <= band.width * size).all(2), (some <= band.cell_width * size).all(2)
-    is_refused = s > LARGE * band.error
+    is_refused = ~(s / band.error <= LARGE)  # as in forecast_band.judged: NaN is refused
     verdicts = {"refused": is_refused, "doubtful": (s > band.alarm) & ~is_refused}
     counted = {"inside": inside.all(1), "cells_inside": cells.all(1), **verdicts}
     counted["within_2"] = (s / error).log().abs() <= math.log(2)

@@ -39,7 +39,7 @@ MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zet
 # what the network is conditioned on: parameters, log of the time step, fraction of axes with each boundary
 CONDITION_SIZE = MAX_PARAMETERS + 1 + len(BOUNDARIES)
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
-MARGIN = 0.25  # of that width, from a bound to the range of many trajectories (units.BEYOND)
+MARGIN = 0.25  # of that width, from a bound to the range of many trajectories (ups_discovery.units.widened)
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
 
 
