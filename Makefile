@@ -15,7 +15,7 @@ export PYTHONSAFEPATH := 1
 export PYTHONPATH := $(HERE:%/=%)$(addprefix :,$(PYTHONPATH))
 endif
 
-VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO GRID SOLVER FINE STARTS OPTIONS PYTHON SHELL
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES TASK BUDGET SEEDS TO GRID SOLVER FINE STARTS OPTIONS PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone explains them))
@@ -42,21 +42,19 @@ TRAINED := $(sort $(patsubst $(HERE)train_%.py,%,$(wildcard $(HERE)train_*.py)))
 export PYTHONUNBUFFERED := 1
 
 # Variables are checked before anything runs.
-ifneq ($(filter-out help venv test test-faults lint corrector leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(filter-out help venv test test-faults lint corrector leaderboard publish smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard $(HERE)configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard $(TOPOLOGY_FILE)),,$(error no $(TOPOLOGY_FILE); expected TOPOLOGY to \
   be one of: $(basename $(notdir $(wildcard $(HERE)accelerate_configs/*.yaml)))))
 endif
 # Recipes use paths and names as single words.
-$(foreach name,CONFIG RUN RUNS TOPOLOGY STAGE TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
+$(foreach name,CONFIG RUN RUNS TOPOLOGY TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
   '$($(name))'; expected one word, without spaces. Rename the file or folder)))
 $(if $(RUNS),,$(error RUNS is empty; expected a folder, such as RUNS=runs))
 # RUN and STAGE name folders inside RUNS.
-is_name = $(and $(filter 1,$(words $(1))),$(if $(findstring /,$(1))$(filter .%,$(1)),,yes))
-$(if $(call is_name,$(RUN)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
+$(if $(and $(filter 1,$(words $(RUN))),$(if $(findstring /,$(RUN))$(filter .%,$(RUN)),,yes)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
   folder of $(RUNS)))
-$(if $(STAGE),$(if $(call is_name,$(STAGE)),,$(error STAGE is '$(STAGE)'; expected one of: $(TRAINED) report)))
 
 RUN_DIR = $(RUNS)/$(RUN)
 FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)$(if $(strip $(STAGES)), \
@@ -80,7 +78,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep dry-run leaderboard publish remove clean-smoke
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep dry-run leaderboard publish
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -138,8 +136,7 @@ corrector: $(ENVIRONMENT)     ## Correct your coarse solver: make corrector SOLV
 	$(PY) $(HERE)prepare_cache.py $(FLAGS) && $(LAUNCH) $(HERE)train_operator.py $(FLAGS)
 	$(CORRECTOR) --break-even $(RUN_DIR)
 
-smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes
-	$(PY) -m ups.commands.remove "$(RUNS)/smoke"
+smoke: $(ENVIRONMENT)         ## The whole chain in miniature, on two CPU processes
 	@$(MAKE) -f $(MAKEFILE) --no-print-directory train CONFIG=$(HERE)configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
 # The tests start Python hundreds of times and each worker imports all of them, so bytecode is kept.
@@ -185,12 +182,6 @@ leaderboard: $(ENVIRONMENT)   ## Table of all runs
 
 publish: $(ENVIRONMENT)       ## Copy the weights of a run: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
 	$(PY) -m ups.commands.publish "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
-
-remove: $(ENVIRONMENT)        ## Delete one stage of a run: make remove STAGE=operator RUN=small
-	$(PY) -m ups.commands.remove "$(RUN_DIR)/$(or $(STAGE),$(error STAGE is missing, such as STAGE=operator))"
-
-clean-smoke: $(ENVIRONMENT)   ## Delete run, data and caches of make smoke; foreign files are kept
-	$(PY) -m ups.commands.remove "$(RUNS)/smoke" data/smoke cache/smoke
 
 ##
 ## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:

@@ -353,7 +353,7 @@ def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trai
     change(other)
     residuals = functools.partial(TransientResiduals, operator)
     for serve in (operator.head_for, residuals):
-        with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator"):
+        with pytest.raises(ValueError, match=text + ".*rm -r runs/RUN/operator"):
             serve(other)
 
 
@@ -382,5 +382,5 @@ def test_weights_without_the_description_of_their_data_are_refused(trained, tmp_
     else:
         description["tasks"][0][key] = value
     write_stage(tmp_path, description, operator.state_dict())
-    with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator, then make operator"):
+    with pytest.raises(ValueError, match=text + ".*rm -r runs/RUN/operator.*, then make operator"):
         load_operator(tmp_path)

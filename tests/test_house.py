@@ -37,7 +37,6 @@ LAYERS = [
         "analysis",
         "inversion",
         "hub",
-        "hub_client",
         "__main__",
     },
 ]

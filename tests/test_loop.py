@@ -337,7 +337,7 @@ def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(refere
         "started with another configuration (operator.optim.muon_lr 0.004 -> 0.5); expected the same one"
         in line
     )
-    assert "make remove STAGE=operator RUN=default" in line and "\n" not in line
+    assert "operator (rm -r) and run make operator RUN=default again" in line and "\n" not in line
     assert "nothing to do" in launch(reference.directory.parent.parent, "operator.train.save_every=7").logs[0]
 
 

@@ -1,4 +1,4 @@
-"""machine_check: every failure that it looks for is injected and named with a fix, and it always ends."""
+"""machine_check: every failure that it looks for is injected and named with a fix."""
 
 import collections
 import json
@@ -33,26 +33,12 @@ def doctor(*arguments):
     )
 
 
-def levels(text):
-    """name -> levels of its lines."""
-    found = collections.defaultdict(set)
-    for line in text.splitlines():
-        level, _, rest = line.partition(" ")
-        if level in ("OK", "note", "failed"):
-            found[rest.strip().split("  ")[0].split(" ")[0]].add(level)
-    return found
-
-
-# ---------------------------------------------------------------- the whole
-
-
 def test_a_sound_machine_gets_one_line_per_check_and_exit_status_0(tmp_path):
     done = doctor(f"data.root={tmp_path}/data", f"cache.root={tmp_path}/cache", f"run.root={tmp_path}/runs")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.rstrip().endswith("machine: OK") and "\x01" not in done.stdout
-    found = levels(done.stdout)
-    assert {*"python variables open shared gloo disk tracker torch backend".split()} <= set(found)
-    assert "2 ranks: all-reduce of 4 MiB" in done.stdout
+    assert done.stdout.rstrip().endswith("machine: OK") and "2 ranks reduce" in done.stdout
+    named = {line[7:20].strip() for line in done.stdout.splitlines()[:-1]}
+    assert {"open files", "variables", "shared memory", "disk data", "gloo", "torch", "gpus"} <= named
     assert not list(tmp_path.iterdir())
 
 
@@ -61,47 +47,14 @@ def test_several_failures_are_all_named_each_with_a_next_step_and_exit_status_1(
 ):
     (tmp_path / "file").write_text("where a folder should be")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    for name, value in {
-        "NCCL_SOCKET_IFNAME": "nosuch0",
-        "GLOO_SOCKET_IFNAME": "nosuch1",
-        "HOME": str(tmp_path),
-        "WANDB_CONFIG_DIR": str(tmp_path),
-        "WANDB_API_KEY": "",
-        "NETRC": str(tmp_path / "none"),
-    }.items():
-        monkeypatch.setenv(name, value)
-    online = ["tracker.kind=wandb", "tracker.mode=online"]
-    assert machine.run_checks(load_config(SMOKE, [f"run.root={tmp_path}/file", *online]), {}) == 1
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch1")
+    assert machine.run_checks(load_config(SMOKE, [f"run.root={tmp_path}/file"]), {}) == 1
     printed = capsys.readouterr().out
     failures = [line for line in printed.splitlines() if line.startswith("failed")]
     assert all(". Next: " in line for line in failures) and f"machine: {len(failures)} of " in printed
-    for text in (
-        "there is no interface nosuch0",
-        "there is no interface nosuch1",
-        "limit 256 per process",
-        "cannot be written",
-        "gloo         2 ranks: ",
-        "there are no credentials",
-    ):
+    for text in ("limit 256 per process", "cannot be written", "gloo         2 ranks: "):
         assert any(text in line for line in failures), (text, printed)
-
-
-def test_checks_that_hang_are_ended_and_leave_no_process():
-    started = time.monotonic()
-    done = doctor("--limit", "0.2")
-    assert done.returncode == 1 and time.monotonic() - started < 30
-    assert "did not end within 0.2 s. Next: look at what it uses" in done.stdout
-    assert "machine: not all checks ended" in done.stdout
-    for _ in range(50):
-        left = [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if {"ups.commands.machine_check", "--work"} <= set(process.info["cmdline"] or [])
-        ]
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left
+    assert "GLOO_SOCKET_IFNAME=nosuch1" in printed
 
 
 def test_a_configuration_that_does_not_load_is_one_line_of_error():
@@ -123,20 +76,6 @@ def test_a_check_that_breaks_is_a_failure_and_the_next_ones_run(monkeypatch, cap
         and "second" in printed
     )
     assert "machine: 1 of 2 checks failed" in printed
-
-
-# ---------------------------------------------------------------- single checks
-
-
-def test_interface_names_are_matched_as_nccl_and_gloo_match_them():
-    def fails(**environment):
-        return any(one.level == "failed" for one in machine.check_interfaces(environment, ["lo", "eth0"]))
-
-    assert not fails(NCCL_SOCKET_IFNAME="eth") and not fails(NCCL_SOCKET_IFNAME="^docker")
-    assert not fails(GLOO_SOCKET_IFNAME="eth0") and fails(GLOO_SOCKET_IFNAME="eth")
-    assert fails(NCCL_SOCKET_IFNAME="=eth") and fails(NCCL_SOCKET_IFNAME="ib0")
-    *_, variables = machine.check_interfaces({"NCCL_DEBUG": "INFO", "HOME": "x"}, ["lo"])
-    assert variables.level == "note" and variables.text == "NCCL_DEBUG=INFO"
 
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -174,26 +113,17 @@ def test_room_is_needed_for_missing_data_and_for_missing_or_stale_caches(tmp_pat
 @pytest.mark.parametrize(
     "script, level, text",
     [
-        ("print(IMPORTED); print('all-reduce 1 ms')", "OK", "2 ranks: all-reduce 1 ms"),
-        ("print(IMPORTED, flush=True); time.sleep(60)", "failed", "2 ranks did not reduce within"),
-        ("time.sleep(60)", "failed", "no process imported torch within"),
-        ("print(IMPORTED); raise RuntimeError('refused')", "failed", "RuntimeError: refused"),
-        ("sys.exit(1)", "failed", "2 ranks: no output"),
+        ("", "OK", "2 ranks reduce"),
+        ("import time; time.sleep(60)", "failed", "2 ranks did not meet and reduce within"),
+        ("raise RuntimeError('refused')", "failed", "RuntimeError: refused"),
+        ("import sys; sys.exit(1)", "failed", "2 ranks: no output"),
     ],
 )
 def test_two_ranks_that_fail_or_hang_are_told_apart(monkeypatch, script, level, text):
+    real = subprocess.run
     monkeypatch.setattr(machine, "RANKS_S", 2.0)
-    ranks = machine.TwoRanks.__new__(machine.TwoRanks)
-    ranks.backend, ranks.process = (
-        "gloo",
-        subprocess.Popen(
-            [sys.executable, "-c", f"import sys, time; IMPORTED = {machine.IMPORTED!r}; {script}"],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ),
-    )
-    result = ranks.result()
+    monkeypatch.setattr(subprocess, "run", lambda command, **o: real([sys.executable, "-c", script], **o))
+    result = machine.check_two_ranks("gloo")
     assert result.level == level and text in result.text and bool(result.fix) == (level == "failed")
 
 
@@ -231,22 +161,14 @@ def test_a_git_of_another_kind_ends_no_run(tmp_path, monkeypatch):
     json.dumps(facts)
 
 
-def gpus(monkeypatch, listed, seen, needed, needs_gpu=True, cuda="13.0"):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "listed_gpus", lambda: listed)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
-    monkeypatch.setattr(
-        torch.cuda, "nccl", type("Nccl", (), {"version": staticmethod(lambda: (2, 29, 3))}), raising=False
-    )
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(machine, "check_gpu", lambda index: ok(f"gpu {index}", "fine"))
-    return list(machine.check_gpus(needed, needs_gpu))
-
-
 def test_gpus_that_torch_does_not_see_or_that_are_too_few_are_failures(monkeypatch):
-    def failures(*arguments, **options):
-        results = gpus(monkeypatch, *arguments, **options)
+    def failures(listed, seen, needed, needs_gpu=True, cuda="13.0"):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(machine, "listed_gpus", lambda: listed)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+        results = machine.check_gpus(needed, needs_gpu)
         return " | ".join(f"{one.text}. {one.fix}" for one in results if one.level == "failed")
 
     assert failures(2, 2, 2) == "" and failures(0, 0, 2, needs_gpu=False) == ""
@@ -254,28 +176,3 @@ def test_gpus_that_torch_does_not_see_or_that_are_too_few_are_failures(monkeypat
     assert "install a driver for CUDA 13.0" in failures(2, 0, 2)
     assert "the topology needs 8, torch sees 2" in failures(2, 2, 8)
     assert "does not answer" in failures(-1, 0, 1)
-
-
-def test_a_gpu_that_fails_or_is_taken_is_named(monkeypatch):
-    def fail(index):
-        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    result = machine.check_gpu(1)
-    assert (
-        result.level == "failed"
-        and result.name == "gpu 1"
-        and "uncorrectable ECC" in result.text
-        and "dmesg" in result.fix
-    )
-
-
-def test_wandb_online_needs_credentials(monkeypatch):
-    import wandb
-
-    config = load_config(SMOKE, ["tracker.kind=wandb", "tracker.mode=online"])
-    for answer, level in ((False, "failed"), (True, "OK")):
-        monkeypatch.setattr(wandb, "login", lambda answer=answer, **_: answer)
-        result = machine.check_tracker(config)
-        assert result.level == level and ("tracker.mode=offline" in result.fix) == (level == "failed")
-    assert machine.check_tracker(load_config(SMOKE)).text.startswith("none")

@@ -191,7 +191,7 @@ def test_help_is_the_default_and_lists_every_target():
 @needs_make
 @pytest.mark.parametrize("target", sorted(TARGETS - {"help"}))
 def test_every_target_names_files_that_exist(target, tmp_path):
-    values = "STAGE=operator TASK=burgers1d TO=elsewhere GRID=run.seed=1,2 SOLVER=a:b FINE=a:b STARTS=a:b"
+    values = "TASK=burgers1d TO=elsewhere GRID=run.seed=1,2 SOLVER=a:b FINE=a:b STARTS=a:b"
     values = values.split()
     result = make("-n", target, *values, f"RUNS={tmp_path}")
     assert result.returncode == 0, result.stderr
@@ -244,26 +244,6 @@ def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_ru
     result = make(*arguments.split())
     assert result.returncode != 0 and result.stdout == ""
     assert re.search(text, result.stderr) and result.stderr.count("\n") == 1
-
-
-@needs_make
-def test_make_removes_stages_of_a_run_and_nothing_else(tmp_path):
-    stage = tmp_path / "runs" / "small" / "operator" / ".lock"  # of a stage that has just started
-    stage.parent.mkdir(parents=True)
-    stage.touch()
-    (tmp_path / "other").mkdir()
-    names = ("../..", "../other", "..", ".", "a b", "")
-    for arguments in (
-        *([f"STAGE={name}"] for name in names),
-        [],
-        ["RUN=..", "STAGE=other"],
-        ["RUN=.", "STAGE=small"],
-        ["RUN=", "STAGE=small"],
-    ):
-        assert make("remove", f"RUNS={tmp_path / 'runs'}", *arguments).returncode != 0, arguments
-        assert stage.is_file() and (tmp_path / "other").is_dir(), arguments
-    assert make("remove", f"RUNS={tmp_path / 'runs'}", "STAGE=operator").returncode == 0
-    assert not stage.parent.exists()
 
 
 @needs_make

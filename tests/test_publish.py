@@ -8,10 +8,8 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,9 +25,7 @@ import evaluate
 import prepare_cache
 import prepare_data
 import ups
-from ups import hub as client
 from ups.commands import predict, publish
-from ups.commands.remove import remove_ours
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.forecaster import Forecaster
@@ -84,13 +80,6 @@ def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     assert len(list((folder / "images").iterdir())) == 2
 
 
-def test_every_file_of_a_stage_and_its_report_is_known_to_what_deletes(home, tmp_path):
-    run = shutil.copytree(home / "runs" / "smoke", tmp_path / "runs" / "smoke")
-    assert len([*run.rglob("*.png")]) > 5 and (run / "operator" / "bases").is_dir()
-    remove_ours(run)
-    assert not run.exists()
-
-
 def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):
     results = load(home / "runs" / "smoke" / "report")
     results.facts["gates"][0] |= {"passed": False, "undecided": False, "reason": "far off"}
@@ -132,10 +121,11 @@ def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
         ups.load(folder).forecast("burgers1d", u0, {"Nu": 0.05}, num_frames=3) for folder in (run, copy)
     )
     assert np.array_equal(one, two)
-    (copy / "operator" / "metrics.jsonl").unlink()
-    monkeypatch.setattr(sys, "argv", ["publish", str(run), str(copy)])  # as make publish calls it
-    assert publish.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
-    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    monkeypatch.setattr(
+        sys, "argv", ["publish", str(run), str(tmp_path / "again")]
+    )  # as make publish calls it
+    assert publish.main() == 0 and (tmp_path / "again" / "operator" / "metrics.jsonl").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "again"}
 
 
 def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(
@@ -318,13 +308,15 @@ class Hub(BaseHTTPRequestHandler):
 
 def use_hub(monkeypatch, tmp_path, address):
     """The environment in which the client asks this hub and no other."""
-    for name, value in {
-        "HF_ENDPOINT": address,
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_TOKEN": "hf_none",
-    }.items():
-        monkeypatch.setenv(name, value)
+    from huggingface_hub import constants, hf_api
+
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "".join(template[1:]))
+    monkeypatch.setattr(hf_api.api, "endpoint", address)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
 
 
 @pytest.fixture
@@ -369,7 +361,7 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
             return file["tensor"][:]
 
     assert np.array_equal(found := predicted("hub.h5", "hf://owner/name"), predicted("run.h5", str(run)))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    use_hub(monkeypatch, tmp_path, "http://127.0.0.1:9")  # nobody listens there
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
     with pytest.raises(
         FileNotFoundError, match="hf://owner/other is neither on this machine nor on its hub .*; ex"
@@ -390,58 +382,23 @@ class BrokenHub(PlannedHandler):
     def error(self):
         self.send_error(500)
 
-    def garbage(self):
-        self.say(b"<html>\x00\xff")
-
     def another_json(self):
-        self.say(b"[1]")
-
-    def say(self, body):
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", "3")
         self.end_headers()
-        self.wfile.write(body)
-
-    def silence(self):
-        self.server.is_over.wait(60)
-
-    def drip_in_the_head(self):
-        self.drip(b"HTTP/1.1 200 OK\r\nX: ")
-
-    def drip_in_the_body(self):
-        self.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        self.wfile.write(b"[1]")
 
 
-KINDS = ("nobody", "error", "garbage", "another_json", "silence", "drip_in_the_head", "drip_in_the_body")
-
-
-@pytest.mark.parametrize(
-    ("call", "kind"), [*(("load", kind) for kind in KINDS), *(("push", KINDS[at]) for at in (0, 3, 5))]
-)
-def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path, monkeypatch, kind, call):
+@pytest.mark.parametrize("call", ["load", "push"])
+@pytest.mark.parametrize("kind", ["nobody", "error", "another_json"])
+def test_a_hub_that_is_away_or_broken_is_one_line(tmp_path, monkeypatch, kind, call):
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(client, "HUB_S", 3.0)
-    monkeypatch.setattr(publish, "UPLOAD_SPEED", 1e9)
     with serving(BrokenHub, kind=kind) as server:
         address = "http://127.0.0.1:9" if kind == "nobody" else server.url.removesuffix("/api/1")
         use_hub(monkeypatch, tmp_path, address)
-        started = time.monotonic()
         with pytest.raises(OSError, match="hf://owner/name .*; expected OWNER/NAME .* network") as error:
             ups.load("hf://owner/name") if call == "load" else ups.push(ROOT / "pretrained", "owner/name")
-        assert time.monotonic() - started < 20
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
-    limited = {"silence", "drip_in_the_head", "drip_in_the_body"}
-    assert ("almost nothing in 3 s" in str(error.value)) == (kind in limited)
-
-
-def test_a_silent_hub_leaves_what_was_fetched_before(home, hub, tmp_path, monkeypatch):
-    run = home / "runs" / "smoke"
-    ups.push(run, "owner/name")
-    folder = ups.load("hf://owner/name").folder
-    monkeypatch.setattr(client, "HUB_S", 3.0)
-    with serving(BrokenHub, kind="silence") as server:
-        use_hub(monkeypatch, tmp_path, server.url.removesuffix("/api/1"))
-        assert ups.load("hf://owner/name").folder == folder
 
 
 def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):

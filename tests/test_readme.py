@@ -455,7 +455,7 @@ def test_make_train_does_nothing_again_and_nothing_stale_missing_or_altered_is_u
 
     changed = run(trained, "make operator ARGS=operator.train.steps=11")
     assert changed.returncode != 0 and "operator.train.steps 10 -> 11" in changed.stderr
-    assert "make remove STAGE=operator RUN=small" in changed.stderr
+    assert "runs/small/operator (rm -r) and run make operator RUN=small again" in changed.stderr
     included = trained / "configs" / "tiny.yaml"  # by configs/small.yaml
     before = included.read_text(encoding="utf-8")
     included.write_text(before.replace("run: {name", "run: {seed: 1, name"), encoding="utf-8")

@@ -82,8 +82,7 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
     monkeypatch.setattr(stages, "cache_fingerprint", lambda config, task: "q")
     with pytest.raises(
         FileExistsError,
-        match=r"was made from another burgers1d \(p then, q now\); .*make "
-        r"remove STAGE=operator",
+        match=r"was made from another burgers1d \(p then, q now\); .*operator \(rm -r\) and run make",
     ):
         require_stage(config, "operator")
 
@@ -130,7 +129,7 @@ def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(co
             FileExistsError,
             match=r"was made from another cache \(p then, q now\); expected "
             r"the same one. "
-            "Delete .*make remove STAGE=operator RUN=run",
+            r"Delete .*operator \(rm -r\) and run make operator RUN=run",
         ):
             folder_of(config, parents={"cache": "q"}).examine()
 

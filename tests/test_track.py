@@ -16,10 +16,9 @@ import pytest
 from loop_stage import launch
 
 import ups.training.track
-from ups.common.files import DamagedError, remove_named
+from ups.common.files import DamagedError
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.training.artifact import of_stage
 from ups.training.track import Tracker, check_tracker
 
 LOGGER = """
@@ -162,8 +161,6 @@ def test_after_a_kill_wandb_has_every_number_once_in_order_under_one_id_and_the_
     }
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 31))
-    left = {path.relative_to(directory).parts[0] for path in remove_named(directory, of_stage(directory))}
-    assert left <= {"cache", "config", "data"}  # W&B's own, which `environment` puts there
 
 
 def test_what_was_logged_before_wandb_was_asked_for_is_sent_too(tmp_path, wandb_config):
@@ -358,7 +355,6 @@ def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path):
     resumed = launch(tmp_path, "tracker.kind=tensorboard", **arguments)
     assert resumed.codes == [0, 0], resumed.logs
     shown = scalars(resumed.directory)
-    assert remove_named(resumed.directory, of_stage(resumed.directory)) == []
     assert shown["operator/train/loss"] == Counter(range(1, 21))
     assert shown["operator/validation/score"] == Counter(range(4, 21, 4))
 

@@ -1,1 +1,1 @@
-"""What make calls: which stages are out of date, dry runs, machine checks, publishing, removing."""
+"""What make calls: which stages are out of date, dry runs, machine checks, publishing."""

@@ -7,41 +7,21 @@ A copy has one folder per stage: the network (config.json, model.safetensors), i
 config.yaml, metrics.jsonl) and the report's model card with pictures. Tensors are safetensors and the rest is
 text, so loading a copy runs no code.
 
-The copy is made beside its target, opened as `ups.load` opens it, and exchanged with it at once. It replaces
-nothing but an earlier copy whose files are as its record, published.json, says.
+The copy is made beside its target and opened as `ups.load` opens it before it gets its name. It replaces
+nothing.
 """
 
-import contextlib
-import ctypes
-import errno
 import os
-import re
 import shutil
 import signal
 import sys
 from pathlib import Path
 
-from ups.common.files import (
-    DamagedError,
-    file_hash,
-    flush,
-    held,
-    read_sealed,
-    remove_named,
-    require_plain,
-    write_sealed,
-)
+from ups.common.files import DamagedError, flush, require_plain, temporary_folder
 from ups.common.place import HUB, STAGES, make_target
-from ups.common.text import printable
 from ups.config.command import read_command, run_script
-from ups.hub import FILES, NEEDED, PLAIN, ask
+from ups.hub import FILES, NEEDED, client, reason
 from ups.training.artifact import CARD, DONE, IMAGES, finished_stage, stage_config, stage_of_run
-
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
-UPLOAD_SPEED = 2**16  # bytes a second, at least: how far an upload is cannot be seen
-RECORD = "published.json"  # in a copy: the digests of its files
-LOCK = ".lock"
 
 
 def published_files(run: Path) -> dict[str, Path]:
@@ -78,118 +58,29 @@ def published_files(run: Path) -> dict[str, Path]:
     return files
 
 
-def require_target(run: Path, folder: Path, new: dict[str, str]) -> None:
-    """Raise ValueError unless `folder` is outside of the run and is missing, empty or an unaltered copy.
-
-    new: path in the copy -> digest. A file may be replaced if it is as its copy's record says, or equals the
-    new one: copies of earlier versions have no record.
-    """
-    source = run.resolve()
-    if source == folder or source in folder.parents or folder in source.parents:
-        raise ValueError(
-            f"{folder} is the run {run} itself, or in it or around it; expected another place. "
-            "Name another with TO=."
-        )
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ValueError(
-            f"{folder} is a link or a file; expected a folder, or nothing. Name another with TO=."
-        )
-    known = {}
-    if os.path.lexists(folder / RECORD):
-        do = "Name another with TO=, or delete the copy yourself."
-        known = read_sealed(folder / RECORD, "the record of a copy", do, files=dict)["files"]
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        is_same = path.is_file() and file_hash(path) in (known.get(name), new.get(name))
-        if path.is_symlink() or not (path.is_dir() or name == RECORD or is_same):
-            state = (
-                "was altered since it was published"
-                if name in known
-                else "is not in the record of an earlier copy"
-            )
-            raise ValueError(
-                f"{folder} holds {printable(name)}, which {state}; expected nothing, or an unaltered copy "
-                "alone, which this one replaces. Name another with TO=, or delete it yourself."
-            )
-
-
 def copy(run: str | Path, folder: str | Path) -> Path:
     """Copy `published_files` of a run to `folder`, completely or not at all; return the folder.
 
-    Raises as `published_files` and `require_target`.
+    Raises as `published_files`, and FileExistsError if there is anything but an empty folder.
     """
-    run, target = Path(run), Path(folder)
-    # a link stays one, to be refused, but `x/../x` is x
-    whole, name = (target, "") if target.name in ("", "..") else (target.parent, target.name)
-    place = Path(os.path.realpath(whole), name)
+    run, folder = Path(run), Path(os.path.abspath(folder))
     files = published_files(run)
-    digests = {name: file_hash(path) for name, path in files.items()}
-    require_target(run, place, digests)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    work = place.with_name(f".{place.name}.publishing")
-    new, old = work / "new", work / "old"
-    if work.is_symlink():
-        raise FileExistsError(f"{work} is a link; expected a folder of UPS, or none. Remove it.")
-    work.mkdir(exist_ok=True)
-    with held(work / LOCK):
-        try:
-            _recover(old, place)  # from a kill between two renames
-            _clear(work)
-            new.mkdir()
-            for name, path in files.items():
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, new / name, follow_symlinks=False)
-                flush(new / name)
-            write_sealed(new / RECORD, {"files": {name: file_hash(new / name) for name in files}})
-            require_loadable(new)
-            require_target(run, place, digests)  # it may have changed meanwhile
-            _put(new, place, old)
-            flush(place.parent)
-        finally:
-            _recover(old, place)
-            _clear(work)
-            (work / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it holds a file of somebody
-                work.rmdir()
-    return target
-
-
-def _clear(work: Path) -> None:
-    """Delete copies that were not completed, or were replaced. Raises FileExistsError for anything else."""
-    stages = "|".join(STAGES)
-    names = rf"(new|old)/({RECORD}|({stages})/({'|'.join(map(re.escape, PLAIN))}|{IMAGES}/[^/]+\.png))"
-    left = [path for path in remove_named(work, names) if path != work / LOCK]
-    if left:
+    if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(
-            f"{left[0]} is no file that publishing wrote; expected none of yours in {work}, where a copy is "
-            "made. Move it, and publish again."
+            f"{folder} is there already; expected nothing or an empty folder, as publishing replaces "
+            "nothing. Name another with TO=, or delete it (rm -r) first."
         )
-
-
-def _recover(old: Path, place: Path) -> None:
-    if old.is_dir() and not old.is_symlink() and not os.path.lexists(place):
-        old.rename(place)
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders at once; False if this system cannot."""
-    with contextlib.suppress(AttributeError, TypeError):  # not Linux
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-        if not rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
-            return True
-        if ctypes.get_errno() not in NO_EXCHANGE:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
-    return False
-
-
-def _put(new: Path, place: Path, old: Path) -> None:
-    """Rename `new` to `place`. What was there is then at `new`, or at `old` if the file system cannot
-    exchange two names at once."""
-    if not place.exists():
-        new.rename(place)
-    elif not exchange(new, place):
-        place.rename(old)
-        new.rename(place)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(folder.parent) as work:
+        new = work / folder.name
+        for name, path in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, new / name, follow_symlinks=False)
+            flush(new / name)
+        require_loadable(new)
+        new.rename(folder)  # fails unless it is missing or empty
+    flush(folder.parent)
+    return folder
 
 
 def require_loadable(folder: Path) -> None:
@@ -209,23 +100,20 @@ def push(run: str | Path, name: str) -> str:
     The repository is created if it is missing. The operator's card becomes the model's. Raises ImportError
     without huggingface_hub, ConnectionError with the hub's reason.
     """
-    files, name = published_files(Path(run)), name.removeprefix(HUB)
+    files, name, hub = published_files(Path(run)), name.removeprefix(HUB), client()
     card = files[f"operator/{CARD}"].read_text(encoding="utf-8")
-    size = sum(path.stat().st_size for path in files.values())
+    card = card.replace(f"]({IMAGES}/", f"](operator/{IMAGES}/")
+    added = [hub.CommitOperationAdd("README.md", card.encode())]
+    added += [hub.CommitOperationAdd(place, str(path.resolve())) for place, path in files.items()]
     try:
-        return ask(
-            "push",
-            size / UPLOAD_SPEED,
-            name=name,
-            files={place: str(path.resolve()) for place, path in files.items()},
-            card=card.replace(f"]({IMAGES}/", f"](operator/{IMAGES}/"),
-            message=f"Weights of {Path(run).name}",
-        )
-    except ConnectionError as error:
+        hub.create_repo(name, exist_ok=True)
+        commit = hub.create_commit(name, added, commit_message=f"Weights of {Path(run).name}")
+    except Exception as error:  # of several libraries; a strange answer of a hub raises anything
         raise ConnectionError(
-            f"{HUB}{name} did not take {run} ({error}); expected OWNER/NAME of a repository that your token "
-            "may write. Check the name, the network and huggingface-cli whoami, and publish again."
+            f"{HUB}{name} did not take {run} ({reason(error)}); expected OWNER/NAME of a repository that "
+            "your token may write. Check the name, the network and huggingface-cli whoami, and publish again."
         ) from None
+    return str(commit.commit_url)
 
 
 def main() -> int:

@@ -35,9 +35,7 @@ NO_MEMORY = (
     "not enough memory",
     "could not create a primitive",
 )
-# deleted last, so that a half-deleted folder is recognised and its files are known
-LAST = ("config.yaml", "README.md", "results.json", "environment.json", "done.json", ".lock")
-TEMPORARY = re.compile(r"(^|/)\.([^/]+)\.tmp$")  # names of `replacing`
+TEMPORARY = re.compile(r"^\.(.+)\.tmp$")  # names of `replacing`
 TOGETHER = " + "  # between the names of files that are read as one
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
@@ -148,35 +146,19 @@ def create(path: Path) -> BinaryIO:
 
 
 def remove_named(folder: Path, names: str) -> list[Path]:
-    """Delete the files of a folder that UPS wrote, and the folders that are then empty; what is left.
-
-    names: pattern of their paths in the folder. What is no plain file stays, and so do links out of the
-    folder; if the folder itself is a link, that goes without its target. The records in `LAST` go last.
-    """
+    """Delete the plain files of a folder whose names match a pattern, finished or not, and the folder if it
+    is then empty; what is left. If the folder is a link, the link goes without its target."""
     if folder.is_symlink():
         folder.unlink()
-    left, inside = [], os.path.realpath(folder)
-    for place, folders, files in os.walk(folder, topdown=False, onerror=_raise_unless_missing):
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        for path in sorted((Path(place, name) for name in links + files), key=lambda path: path.name in LAST):
-            name = TEMPORARY.sub(r"\1\2", path.relative_to(folder).as_posix())
-            is_plain = path.is_symlink() or stat.S_ISREG(path.lstat().st_mode)
-            if (
-                re.fullmatch(names, name)
-                and is_plain
-                and inside in map(str, Path(os.path.realpath(path)).parents)
-            ):
-                path.unlink()
-            else:
-                left.append(path)
-        with contextlib.suppress(OSError):  # it holds something
-            os.rmdir(place)
+    left = []
+    for path in folder.iterdir() if folder.is_dir() else []:
+        if re.fullmatch(names, TEMPORARY.sub(r"\1", path.name)) and stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
+        else:
+            left.append(path)
+    if folder.is_dir() and not left:
+        folder.rmdir()
     return left
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 @contextlib.contextmanager

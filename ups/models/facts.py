@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ups.data.cache import Cache
 
 AGAIN = (
-    f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
+    "Train the operator again on these data: delete the folder of the stage (rm -r runs/RUN/operator), then "
     f"{make_target('operator')}."
 )
 

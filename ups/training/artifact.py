@@ -203,34 +203,14 @@ def _remedy(folder: Path) -> str:
     return f"Delete {folder / DONE} and run the stage again; it resumes from its last checkpoint."
 
 
-# ---------------------------------------------------------------- the names of the files that UPS may delete
+# ---------------------------------------------------------------- the names of the files that UPS replaces
 
-# The folder of a stage may also hold notes, links and copies of its user. So nothing is deleted with its
-# folder: a plain file goes if its path in it matches these patterns (`ups.common.files.remove_named`).
+# A folder may also hold notes, links and copies of its user: only plain files with these names are deleted
+# (`ups.common.files.remove_named`).
 OF_RANKS = r"rank\d+\.json"
 HEARTBEATS = rf"{OF_RANKS}|stop-\d+\.json"
 CHECKPOINT = r"manifest\.json|shared\.pt|rank_\d+\.pt"
 STARTS = r"errors_of_start_\d{4,}"
-WANDB_RUN = r"wandb/(offline-)?run-\d{8}_\d{6}-\w+"
-OF_STAGE = (
-    r"(config|done|environment|memory|status|tuning|wandb)\.json|config\.yaml|metrics\.jsonl|\.lock",
-    r"model\.safetensors|README\.md",
-    rf"(errors|{STARTS}|memory)/{OF_RANKS}|heartbeat/({HEARTBEATS})",
-    rf"state/(step_|\.tmp-|\.damaged-)\d{{9}}/({CHECKPOINT})",
-    r"tensorboard/events\.out\.tfevents\.[^/]+",
-    r"wandb/(latest-run|debug(-core|-internal)?\.log)",  # links into the folder
-    rf"{WANDB_RUN}/(run-\w+\.wandb(\.synced)?|logs/debug(-core|-internal)?\.log)",
-    rf"{WANDB_RUN}/files/(config\.yaml|output\.log|requirements\.txt|wandb-(metadata|summary)\.json)",
-)
-
-
-def of_stage(folder: Path) -> str:
-    """Pattern of the files of a stage. Its fits are named by the tasks of its config.yaml."""
-    tasks = []
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # without it every fit stays
-        tasks = [re.escape(name) for name in read_yaml(folder / "config.yaml")["data"]["tasks"]]
-    fits = (rf"(bases|scales|posteriors)/{name}\.(json|safetensors)" for name in tasks)
-    return "|".join((*OF_STAGE, *fits, *(f"{IMAGES}/{name}" for name in pictures_of_card(folder))))
 
 
 def pictures_of_card(folder: Path) -> list[str]:

@@ -58,8 +58,8 @@ class StageFolder:
         self.relevant = relevant_keys(asdict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (
-            f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
-            f"{make_target(f'{stage} RUN={config.run.name}')} again, or choose another run.name."
+            f"Delete {self.path} (rm -r) and run {make_target(f'{stage} RUN={config.run.name}')} again, or "
+            "choose another run.name."
         )
         self.is_open = False  # whether every rank has entered it; `write_if_open` writes nothing before
         self._lock: IO | None = None
