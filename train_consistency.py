@@ -88,7 +88,7 @@ def read_untuned(run: Run) -> dict[str, dict]:
     return run.folder.find(TUNING, what, fix, validation=dict)["validation"]
 
 
-@main_guard
+@main_guard()
 def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)

@@ -32,7 +32,7 @@ from ups.training.strategies import SplitLoss
 STAGE = "diffusion"
 
 
-@main_guard
+@main_guard()
 def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)

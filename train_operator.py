@@ -82,7 +82,7 @@ def by_rank(
     return {name: run.ranks.reduce_sum(some) for name, some in zip(caches, shards, strict=True)}
 
 
-@main_guard
+@main_guard()
 def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)

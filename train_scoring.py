@@ -55,7 +55,7 @@ def loss_of(
     return score, {f"{name}/score": score}
 
 
-@main_guard
+@main_guard()
 def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)

@@ -159,7 +159,7 @@ def errors_of_nine(model: torch.nn.Module, held_out: torch.Tensor, rank: int, wo
     return errors
 
 
-@main_guard
+@main_guard()
 def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: dict) -> None:
     torch.set_num_threads(1)
     config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])

@@ -555,7 +555,7 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
     )
     caught = []
 
-    @main_guard
+    @main_guard()
     def main():
         run = ups.training.run.Run.start(config, "operator", config.operator.train, config.operator.optim, {})
         model = run.attach(torch.nn.Linear(2, 1))

@@ -24,7 +24,7 @@ from ups.common.place import ROOT
 
 SETTINGS = ["data.tasks=[burgers1d]", "operator.train.steps=3", "operator.base_steps=2"]
 MOST_LINES, MOST_OF_START = 1_500, 650
-MOST_OF_STEP = CallPath(functions=80, files=25, depth=13)  # of one update; they may only fall
+MOST_OF_STEP = CallPath(functions=80, files=25, depth=12)  # of one update; they may only fall
 
 
 def trace(root: str, overrides: list[str]) -> None:

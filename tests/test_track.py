@@ -180,20 +180,15 @@ def test_what_was_logged_before_wandb_was_asked_for_is_sent_too(tmp_path, wandb_
 @pytest.mark.faults
 @pytest.mark.parametrize(
     "more, cause",
-    [
-        ({}, "no W&B credentials"),
-        ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "W&B cannot be reached"),
-        ({"WANDB_API_KEY": "short"}, "W&B cannot be reached"),
-    ],
+    [({}, "no W&B credentials; run wandb login"), ({"WANDB_API_KEY": "short"}, "the tracker failed")],
 )
-def test_without_network_or_with_a_wrong_key_an_online_run_is_recorded_offline(tmp_path, more, cause):
+def test_without_credentials_training_goes_on_and_the_next_start_sends_all(tmp_path, more, cause):
     process = start(tmp_path / "run", "online", 0, 3, "0", **more)
     _, text = process.communicate(timeout=90)
-    assert (
-        process.returncode == 0 and cause in text and "recorded offline. Upload it later: wandb sync" in text
-    ), text
+    assert process.returncode == 0 and cause in text, text
+    assert start(tmp_path / "run", "offline", 3, 4, "0").wait(60) == 0
     numbers, codes, _ = sent(tmp_path / "run")
-    assert len(numbers) == 3 and codes == [0]
+    assert [step for step, *_ in numbers] == [1, 2, 3, 4] and codes == [0]
 
 
 def test_a_wandb_process_that_hangs_is_killed_at_the_end(tmp_path):
@@ -202,13 +197,6 @@ def test_a_wandb_process_that_hangs_is_killed_at_the_end(tmp_path):
     _, text = process.communicate(timeout=60)
     assert process.returncode == 0 and "it did not take everything within 2 s" in text, text
     assert time.monotonic() - started < 40
-
-
-def test_wandb_disabled_leaves_an_id_and_no_run(tmp_path):
-    process = start(tmp_path / "run", "disabled", 0, 3, "0")
-    _, text = process.communicate(timeout=60)
-    assert process.returncode == 0 and "WARNING" not in text, text
-    assert (tmp_path / "run" / "wandb.json").is_file() and not list((tmp_path / "run").glob("wandb/*run-*"))
 
 
 def test_of_two_ranks_one_has_a_run_and_a_failure_is_recorded_as_failed(tmp_path):
@@ -236,17 +224,16 @@ def test_of_two_ranks_one_has_a_run_and_a_failure_is_recorded_as_failed(tmp_path
 class FakeWandb(types.ModuleType):
     """Records what is called; `fail` names a call that raises, `block` one that never returns."""
 
-    def __init__(self, fail=(), block="", arrived=None):
+    def __init__(self, fail=(), block=""):
         super().__init__("wandb")
-        self.calls, self.fail, self.block, self.modes = [], fail, block, []
-        self.resumed, self.summary = arrived is not None, {"operator/step": arrived}
+        self.calls, self.fail, self.block = [], fail, block
 
     def __getattr__(self, name):
         def call(*arguments, **options):
             self.calls.append((name, arguments, options))
             if name == self.block:
                 time.sleep(3600)
-            if name in self.fail or f"{name}:{options.get('mode')}" in self.fail:
+            if name in self.fail:
                 raise ConnectionError("no route")
             return self
 
@@ -318,20 +305,6 @@ def test_wandb_gets_its_own_step_metric_time_limits_and_never_a_step(tmp_path, m
     limits = fake.of("Settings")[0][1]
     assert limits["init_timeout"] == ups.training.track.INIT_TIMEOUT_S
     assert limits["finish_timeout"] == ups.training.track.FINISH_TIMEOUT_S
-
-
-def test_online_the_server_says_what_arrived_and_the_rest_is_sent_again(tmp_path, monkeypatch):
-    online = load_config(None, ["tracker.kind=wandb", "tracker.mode=online"]).tracker
-    monkeypatch.setattr(ups.training.track, "WAIT_S", 30)
-    for first, arrived in ((0, None), (4, 2)):  # killed after 6 steps, of which 2 had been uploaded
-        fake = FakeWandb(arrived=arrived)
-        monkeypatch.setitem(sys.modules, "wandb", fake)
-        tracker = Tracker(tmp_path, online, "myrun", "operator", {})
-        tracker.rewind(first)
-        for step in range(first + 1, 7):
-            tracker.log(step, {"loss": 0.5})
-        tracker.finish(0)
-    assert [values["operator/step"] for (values,), _ in fake.of("log")] == [3, 4, 5, 6]
 
 
 # ---------------------------------------------------------------- TensorBoard, metrics.jsonl
@@ -418,41 +391,6 @@ def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch,
         ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"
     ):
         check_tracker(wandb_config)
-
-
-def changed_before_a_resume(path, change):
-    """What a stage prints that resumes after `change` of the lines of its metrics.jsonl."""
-    launch(path, fault={"kind": "kill", "rank": 0, "step": 13})
-    [file] = path.rglob("metrics.jsonl")
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(change(lines)))
-    return launch(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda lines: lines[:4] + lines[5:], "it had 12 lines then and has 11 now; line 5 is the first"),
-        (lambda lines: lines[:5] + lines[4:], "it had 12 lines then and has 13 now; line 6 is the first"),
-        (
-            lambda lines: [*lines[:2], lines[2].replace('skipped": 0', 'skipped": 7'), *lines[3:]],
-            "has 12 now; line 3 is",
-        ),
-        (lambda lines: lines[:4], "it had 12 lines then and has 4 now; line 5 is the first"),
-        (lambda lines: [], "it had 12 lines then and has 0 now; line 1 is the first"),
-    ],
-    ids=["lost", "repeated", "edited", "cut", "emptied"],
-)
-def test_changed_lines_are_noticed_when_a_stage_resumes_and_it_goes_on(tmp_path, change, words):
-    outcome = changed_before_a_resume(tmp_path, change)
-    assert outcome.codes == [0] and (outcome.directory / "done.json").is_file()
-    [warning] = [line for line in outcome.logs[0].splitlines() if "WARNING" in line]
-    assert "metrics.jsonl was changed since step 10 was saved: " in warning and words in warning
-
-
-def test_lines_as_they_were_written_bring_no_warning(tmp_path):
-    outcome = changed_before_a_resume(tmp_path, lambda lines: lines)
-    assert outcome.codes == [0] and "WARNING" not in outcome.logs[0]
 
 
 @pytest.mark.parametrize("plant", ["link", "dangling link", "pipe", "folder"])

@@ -315,8 +315,6 @@ class Saving:
             }
         )
         shared |= {"is_sharded": updates.strategy.is_sharded, **asdict(updates.counters)}
-        if metrics.tracker is not None:  # on rank 0, which writes what is shared
-            shared["lines"] = torch.tensor(metrics.tracker.lines)
         return shared, own | {"random": random_state(self.ranks.device), "window": metrics.plain_window()}
 
     def require_ready(self) -> None:
@@ -344,8 +342,6 @@ class Saving:
         try:
             shared, own = self.checkpoints.read(step, self.ranks.world)
             self._load_updates(step, shared, own)
-            lines = shared.get("lines")  # an earlier version wrote none
-            self.metrics.lines = None if lines is None else lines.tolist()
             # else the number of processes changed: generators keep their state; batches depend on the step
             if own is not None:
                 set_random_state(own["random"], self.ranks.device)

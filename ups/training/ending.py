@@ -5,14 +5,13 @@ interrupted twice, 143 stopped by a signal. The traceback goes to errors/rankN.j
 to status.json; the supervisor (ups_launch), if there is one, receives both as events.
 """
 
-import functools
+import contextlib
 import gc
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import torch.distributed as dist
 
@@ -60,33 +59,29 @@ def protect_output() -> None:
     print_plain(_Outlet)
 
 
-def main_guard(main: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a script's main: a failure ends it with a non-zero exit code and one line that names the
-    rank, the step, the cause and the remedy.
+@contextlib.contextmanager
+def main_guard() -> Iterator[None]:
+    """Around the main of a script, as its decorator: a failure ends it with a non-zero exit code and one line
+    that names the rank, the step, the cause and the remedy.
 
     It is an error as well if main returns before its stage is finished. Order of the end
     (reference/distributed.md E5): tracker, model, garbage collection, process group. Raises SystemExit
     unless main succeeded.
     """
-
-    @functools.wraps(main)
-    def guarded(*arguments: Any, **options: Any) -> None:
-        protect_output()
-        Ranks.active, code, is_agreed = None, 0, True
-        try:
-            main(*arguments, **options)
-        except SystemExit as error:
-            code, is_agreed = _handle_exit(error)
-        except BaseException as error:
-            code, is_agreed = _report_failure(error), getattr(error, "is_agreed", False)
-        if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
-            message = "main ended although the stage is not finished; expected run.finish(...) at its end."
-            code, is_agreed = _report_failure(RuntimeError(message)), False
-        _release(code, is_agreed)
-        if code:
-            sys.exit(code)
-
-    return guarded
+    protect_output()
+    Ranks.active, code, is_agreed = None, 0, True
+    try:
+        yield
+    except SystemExit as error:
+        code, is_agreed = _handle_exit(error)
+    except BaseException as error:
+        code, is_agreed = _report_failure(error), getattr(error, "is_agreed", False)
+    if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
+        message = "main ended although the stage is not finished; expected run.finish(...) at its end."
+        code, is_agreed = _report_failure(RuntimeError(message)), False
+    _release(code, is_agreed)
+    if code:
+        sys.exit(code)
 
 
 def _release(code: int, is_agreed: bool) -> None:

@@ -2,18 +2,14 @@
 & Biases or TensorBoard if configured.
 
 Only the main process has a tracker. metrics.jsonl is cut back to the resumed step, so a resumed run has
-neither gaps nor duplicates. An outside tracker runs in a thread, so it cannot block training. If it fails,
-it is reported once and dropped; if it blocks, only the end of the stage waits for it, for a limited time.
-Every start sends it all lines of metrics.jsonl.
-
-W&B cannot delete what was sent. So wandb.json keeps the run's id, the last step sent and its metrics: steps
-that a resumed run repeats are not sent again, and lines that W&B has not received are. After a kill an
-offline record may lack its last second; metrics.jsonl has it. TensorBoard drops all earlier events.
+neither gaps nor duplicates. An outside tracker runs in a thread and gets all lines of metrics.jsonl at every
+start, so it can neither block training nor miss numbers. If it fails, it is reported once and dropped; if it
+blocks, only the end of the stage waits for it, for a limited time. TensorBoard drops what earlier starts
+wrote; W&B cannot, so wandb.json keeps the run's id and the last step sent.
 """
 
 import contextlib
 import importlib.util
-import itertools
 import json
 import os
 import queue
@@ -21,9 +17,6 @@ import sys
 import threading
 import time
 import uuid
-import zlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +30,9 @@ if TYPE_CHECKING:
     from ups.training.ranks import Ranks
     from ups.training.update import Counters, Update
 
-INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
+INIT_TIMEOUT_S = 30  # W&B's default is 90
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
-WAIT_S = 75  # for both and the offline attempt between them, at the end of a finished stage
+WAIT_S = 60  # for both, at the end of a finished stage
 FAILED_WAIT_S = 8  # at the end of any other: less than LEAVE_S of ups/training/activity.py
 FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # queued calls; with more the tracker is taken for blocked
@@ -63,7 +56,6 @@ class MetricsLog:
         self.tracker: Tracker | None = None
         # name -> [sum of value * rows, rows] on this rank since the last log
         self.window: dict[str, list] = {}
-        self.lines: list[int] | None = None  # of metrics.jsonl, as the loaded checkpoint has them
         self.mark()
 
     def mark(self) -> None:
@@ -89,7 +81,7 @@ class MetricsLog:
     def rewind(self) -> None:
         """Drop the lines after the current step."""
         if self.tracker is not None:
-            self.tracker.rewind(self.counters.step, self.lines)
+            self.tracker.rewind(self.counters.step)
 
     def add(self, done: "Update") -> None:
         """Add an update to the means."""
@@ -142,46 +134,21 @@ class Tracker:
     ) -> None:
         self.path = directory / "metrics.jsonl"
         require_plain(self.path, "Remove it, and run the same command again.")
-        self.lines: list[int] = []  # checksums of the lines so far, part of every checkpoint
         self._file = self.path.open("a", encoding="utf-8")
-        self._calls: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[list | int] = queue.Queue(MAX_WAITING)  # lines, or the exit code
         self._outside: threading.Thread | None = None
         if tracker.kind != "none":
-            kind = {"wandb": _Wandb, "tensorboard": _TensorBoard}[tracker.kind]
-            self._outside = threading.Thread(
-                target=self._serve,
-                name=tracker.kind,
-                daemon=True,
-                args=(partial(kind, directory, tracker, group, stage, config),),
-            )
+            facts = (directory, tracker, group, stage, config)
+            self._outside = threading.Thread(target=self._serve, name=tracker.kind, daemon=True, args=facts)
             self._outside.start()
 
-    def rewind(self, step: int, lines: list[int] | None = None) -> None:
+    def rewind(self, step: int) -> None:
         """Drop the lines after `step`, where training continues, and a last line that is cut short.
 
-        lines: their checksums in the checkpoint of `step`; None if it has none. Warns if the file has others.
         Raises DamagedError for an unreadable line, because its metrics would be missing.
         """
-        if self.path.stat().st_size:
-            self._keep_until(step)
-        if lines is not None and lines != self.lines:
-            self._warn_of_changes(step, lines)
-
-    def _warn_of_changes(self, step: int, lines: list[int]) -> None:
-        pairs = itertools.zip_longest(lines, self.lines)
-        number = next(at for at, (then, now) in enumerate(pairs, 1) if then != now)
-        print(
-            f"WARNING: {self.path} was changed since step {step} was saved: it had {len(lines)} lines then "
-            f"and has {len(self.lines)} now; line {number} is the first that is lost, repeated or changed. "
-            "Training goes on, as it reads none of them; the report will show them as they are.",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def _keep_until(self, step: int) -> None:
-        self._file.close()
-        text, lines = [], []
-        *whole, _torn = self.path.read_bytes().split(b"\n")
+        kept, lines = [], []
+        *whole, torn = self.path.read_bytes().split(b"\n")
         for number, line in enumerate(whole, 1):
             try:
                 values = json.loads(line)
@@ -194,19 +161,20 @@ class Tracker:
                     f"it to go on without the numbers so far"
                 ) from error
             if is_kept:
-                text.append(line.decode() + "\n")
-                self.lines.append(zlib.crc32(line))
-                lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
-        write_atomic(self.path, "".join(text))
-        self._file = self.path.open("a", encoding="utf-8")
-        self._enqueue("send", lines)
+                kept.append(line.decode() + "\n")
+                values.pop("time", None)
+                lines.append((at, values))
+        self._send(lines)
+        if torn or len(kept) < len(whole):
+            self._file.close()
+            write_atomic(self.path, "".join(kept))
+            self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Write a line {"step", "time", **values}; send numbers to the outside tracker as STAGE/NAME."""
         line = json.dumps({"step": step, "time": round(time.time(), 3), **values})
         print(line, file=self._file, flush=True)
-        self.lines.append(zlib.crc32(line.encode()))
-        self._enqueue("send", [(step, _numbers(values))])
+        self._send([(step, values)])
 
     def flush(self) -> None:
         """Force all lines to disk, before a checkpoint. Raises FileNotFoundError if the file is gone."""
@@ -219,12 +187,11 @@ class Tracker:
         os.fsync(self._file.fileno())
 
     def finish(self, exit_code: int) -> None:
-        """Close everything with the true exit code. Waits for the outside tracker at most WAIT_S, or
-        FAILED_WAIT_S
-        after a failure.
+        """Close everything with the true exit code. Waits for the outside tracker at most WAIT_S, after a
+        failure FAILED_WAIT_S.
         """
         self._file.close()
-        self._enqueue("finish", exit_code)
+        self._send(exit_code)
         wait_s, thread = FAILED_WAIT_S if exit_code else WAIT_S, self._outside
         until = time.monotonic() + wait_s
         while thread is not None and thread.is_alive() and time.monotonic() < until:
@@ -235,20 +202,22 @@ class Tracker:
             _end_service()
             self._switch_off(TimeoutError(f"it did not take everything within {wait_s} s"))
 
-    def _enqueue(self, method: str, argument: Any) -> None:
+    def _send(self, lines: list[tuple[int, dict[str, Any]]] | int) -> None:
+        """Queue lines, or at last the exit code, for the outside tracker."""
         if self._outside is not None:
             try:
-                self._calls.put_nowait((method, argument))
+                self._waiting.put_nowait(lines)
             except queue.Full as error:  # metrics.jsonl has the metrics, so training continues
                 self._switch_off(error)
 
-    def _serve(self, build: Callable[[], Any]) -> None:
-        """In the thread: build the outside tracker and make the queued calls."""
+    def _serve(self, directory: Path, tracker: TrackerConfig, *facts: Any) -> None:
+        """In the thread: build the outside tracker and send the queued lines."""
         try:
-            outside, method = build(), ""
-            while method != "finish":
-                method, argument = self._calls.get()
-                getattr(outside, method)(argument)
+            outside = {"wandb": _Wandb, "tensorboard": _TensorBoard}[tracker.kind](directory, tracker, *facts)
+            while isinstance(lines := self._waiting.get(), list):
+                for step, values in lines:
+                    outside.send(step, {k: v for k, v in values.items() if isinstance(v, (int, float))})
+            outside.finish(lines)
         except Exception as error:
             self._switch_off(error)
 
@@ -262,12 +231,8 @@ class Tracker:
         )
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
-
-
 class _Wandb:
-    """One W&B run."""
+    """One W&B run, continued by its id. Steps that an earlier start has sent are not sent again."""
 
     def __init__(
         self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
@@ -275,66 +240,42 @@ class _Wandb:
         import wandb
 
         self.stage, self.path = stage, directory / "wandb.json"
-        self.record = {"id": uuid.uuid4().hex, "step": -1, "names": []}
+        self.record = {"id": uuid.uuid4().hex, "step": -1}
         if self.path.is_file():
             self.record |= json.loads(self.path.read_text(encoding="utf-8"))
-        else:  # a random id, stored before use: W&B refuses the id of a deleted run
-            write_json(self.path, self.record)
-
-        def start(mode: str) -> Any:
-            # a prompt would wait for a person
-            if mode == "online" and not wandb.login(prompt=False, verify=False):
-                raise ConnectionError("no W&B credentials")
-            settings = wandb.Settings(
+        self.sent = self.record["step"]
+        write_json(
+            self.path, self.record
+        )  # before its use: a random id, as W&B refuses that of a deleted run
+        # without credentials W&B would ask a person
+        if tracker.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ConnectionError("no W&B credentials; run wandb login, or set tracker.mode=offline")
+        self.run = wandb.init(
+            project=tracker.project,
+            mode=tracker.mode,
+            dir=str(directory),
+            id=self.record["id"],
+            resume="allow",
+            group=group,
+            job_type=stage,
+            name=f"{group}-{stage}",
+            config=config,
+            settings=wandb.Settings(
                 init_timeout=INIT_TIMEOUT_S,
                 login_timeout=INIT_TIMEOUT_S,
                 finish_timeout=FINISH_TIMEOUT_S,
-                # off: no wrapper around the stdout of all threads
                 x_transaction_log_flush_interval=FLUSH_S,
-                console="off",
-            )
-            return wandb.init(
-                project=tracker.project,
-                mode=mode,
-                dir=str(directory),
-                id=self.record["id"],
-                resume="allow",
-                group=group,
-                job_type=stage,
-                name=f"{group}-{stage}",
-                config=config,
-                settings=settings,
-            )
-
-        try:
-            self.run = start(tracker.mode)
-            if tracker.mode == "online":  # after a kill, metrics may have been sent without arriving
-                arrived = self.run.summary.get(f"{stage}/step", -1) if self.run.resumed else -1
-                if arrived < self.record["step"]:
-                    self.record |= {"step": arrived + 1, "names": []}
-        except Exception as error:
-            if tracker.mode != "online":
-                raise
-            print(
-                f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded "
-                f"offline. Upload it later: wandb sync {directory / 'wandb' / 'offline-run-*'}",
-                file=sys.stderr,
-                flush=True,
-            )
-            wandb.teardown()  # else the failed attempt still uses the id
-            self.run = start("offline")
+                console="off",  # no wrapper around the stdout of all threads
+            ),
+        )
         self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
-    def send(self, lines: list[tuple[int, dict[str, float]]]) -> None:
-        """Send new metrics. W&B's own step= is not used, because it drops lower steps after a resume."""
-        for step, values in lines:
-            before = self.record["names"] if step == self.record["step"] else []
-            new = {name: value for name, value in values.items() if name not in before}
-            if step >= self.record["step"] and new:
-                self.record |= {"step": step, "names": [*before, *new]}
-                # stored first, so after a crash W&B has each metric at most once
-                write_json(self.path, self.record)
-                self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **new}.items()})
+    def send(self, step: int, values: dict[str, float]) -> None:
+        """Send a line. W&B's own step= is not used, because it drops lower steps after a resume."""
+        if step > self.sent:
+            self.record["step"] = step
+            write_json(self.path, self.record)  # first, so after a crash W&B has each metric at most once
+            self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **values}.items()})
 
     def finish(self, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)
@@ -350,10 +291,9 @@ class _TensorBoard:
 
         self.stage, self.writer = stage, SummaryWriter(str(directory / "tensorboard"), purge_step=0)
 
-    def send(self, lines: list[tuple[int, dict[str, float]]]) -> None:
-        for step, values in lines:
-            for name, value in values.items():
-                self.writer.add_scalar(f"{self.stage}/{name}", value, step)
+    def send(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{self.stage}/{name}", value, step)
 
     def finish(self, exit_code: int) -> None:
         self.writer.close()
