@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -139,15 +138,6 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
         return loss
     if kind == "exit0":
         sys.exit(0)
-    if kind in ("remove", "replace"):  # by a user, under the running job
-        shutil.rmtree(run.directory)
-        if kind == "replace":
-            run.directory.mkdir()
-            (run.directory / ".lock").touch()
-        return loss
-    if kind == "lose_log":
-        (run.directory / "metrics.jsonl").unlink()
-        return loss
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[kind])
     return loss
 
@@ -392,13 +382,12 @@ def launch(
     parents: dict | None = None,
     options: dict | None = None,
     environment: dict | None = None,
-    by_rank: dict[int, list[str]] | None = None,
 ) -> Outcome:
-    """Run the stage on `world` ranks. by_rank: more overrides of some."""
+    """Run the stage on `world` ranks."""
     parents = {"cache": "c0ffee"} if parents is None else parents
 
     def arguments_of(rank: int) -> tuple:
-        return str(root), [*overrides, *(by_rank or {}).get(rank, [])], fault or {}, parents, options or {}
+        return str(root), [*overrides], fault or {}, parents, options or {}
 
     codes, logs = run_ranks(root, stage, arguments_of, world, environment)
     return Outcome(codes, logs, root / "default" / "operator")

@@ -14,7 +14,6 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from loop_stage import launch
 from safetensors.torch import load_file
-from test_files import plant
 
 import ups.training.run
 from ups.common.place import ROOT
@@ -129,16 +128,6 @@ def test_another_number_of_processes_continues_with_the_same_batches(tmp_path, r
     same_losses(reference, resumed)
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_gives_the_same_end(tmp_path, reference):
-    killed = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 12})
-    part = killed.directory / "state" / "step_000000010" / "shared.pt"
-    part.write_bytes(part.read_bytes()[:-100])
-    resumed = launch(tmp_path)
-    assert "is damaged" in resumed.logs[0] and "going back to step 5" in resumed.logs[0]
-    assert "resumed at step 5" in resumed.logs[0]
-    same_run(reference, resumed)
-
-
 # ---------------------------------------------------------------- faults inside a step
 
 
@@ -167,24 +156,6 @@ def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
     for log in outcome.logs:
         assert "out of memory with a micro-batch of 1 on 1 of 2 ranks. Make operator.model smaller" in log
     assert outcome.json("status.json")["kind"] == "out_of_memory"
-
-
-@pytest.mark.parametrize("kind", ["memory_backward", "error"])
-def test_with_overlap_a_rank_that_fails_ends_both_and_the_next_start_heeds_it(tmp_path, reference, kind):
-    fault = {"kind": kind, "rank": 1, "step": 7, "call": 1}
-    outcome = launch(tmp_path, "ddp.overlap=true", world=2, fault=fault)
-    assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
-    expected = (
-        "out of memory with a micro-batch of 4 with ddp.overlap"
-        if "memory" in kind
-        else "KeyError: 'injected cause'"
-    )
-    assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
-    again = launch(tmp_path, "ddp.overlap=true", world=2)
-    assert again.codes == [0, 0] and "resumed at step 5" in again.logs[0], again.logs
-    sizes = [line["train/micro_batch"] for line in again.lines() if "train/micro_batch" in line]
-    assert sizes[-1] == (2 if "memory" in kind else 4)
-    same_losses(reference, again)
 
 
 def test_two_runs_do_not_share_a_stage_directory(tmp_path, monkeypatch):
@@ -258,17 +229,6 @@ def test_leaving_early_is_never_success(tmp_path, fault):
     )
 
 
-def test_a_full_disk_on_one_rank_loses_one_checkpoint_not_the_run(tmp_path, reference):
-    outcome = launch(tmp_path, world=2, fault={"kind": "disk", "rank": 1, "steps": [10]})
-    assert outcome.codes == [0, 0], outcome.logs
-    assert "rank 1 failed while writing the checkpoint of step 10: OSError: [Errno 28]" in outcome.logs[0]
-    assert "Training goes on; the next try is after 5 more steps" in outcome.logs[0]
-    assert sorted(p.name for p in (outcome.directory / "state").iterdir()) == [
-        "step_000000015",
-        "step_000000020",
-    ]
-
-
 @pytest.mark.parametrize("steps", [[20], [5, 10, 15]])
 def test_a_disk_that_stays_full_or_is_full_at_the_end_fails_every_rank(tmp_path, steps):
     outcome = launch(tmp_path, world=2, fault={"kind": "disk", "rank": 1, "steps": steps})
@@ -327,78 +287,6 @@ def test_the_stage_directory_is_complete(reference):
     assert "1 processes x 1 passes of at most 8" in reference.logs[0]
 
 
-def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(reference):
-    again = launch(
-        reference.directory.parent.parent, "operator.optim.muon_lr=0.5", "operator.train.save_every=7"
-    )
-    assert again.codes == [2]
-    line = again.logs[0].strip()
-    assert (
-        "started with another configuration (operator.optim.muon_lr 0.004 -> 0.5); expected the same one"
-        in line
-    )
-    assert "operator (rm -r) and run make operator RUN=default again" in line and "\n" not in line
-    assert "nothing to do" in launch(reference.directory.parent.parent, "operator.train.save_every=7").logs[0]
-
-
-def test_a_folder_without_config_and_environment_still_refuses_another_run(tmp_path):
-    """Killed after two checkpoints, which record the configuration and the parents."""
-    outcome = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 12})
-    for name in ("config.yaml", "environment.json"):
-        (outcome.directory / name).unlink()
-    before = {path: path.stat().st_mtime_ns for path in outcome.directory.rglob("*")}
-    other, parent = launch(tmp_path, "run.seed=1"), launch(tmp_path, parents={"cache": "decade"})
-    assert other.codes == parent.codes == [2], other.logs + parent.logs
-    assert "another configuration (" in other.logs[0]
-    assert "was made from another cache (c0ffee then, decade now)" in parent.logs[0]
-    assert before == {path: path.stat().st_mtime_ns for path in outcome.directory.rglob("*")}
-    assert launch(tmp_path).codes == [0]
-
-
-@pytest.mark.parametrize(("kind", "step"), [("replace", 6), ("remove", 19)])  # before a save, before the end
-def test_a_folder_that_is_removed_or_replaced_under_a_running_job_is_an_error(tmp_path, kind, step):
-    outcome = launch(tmp_path, fault={"kind": kind, "step": step})
-    assert outcome.codes == [1], outcome.logs
-    assert (
-        "was removed or replaced while this job trained in it; expected the folder that it locked"
-        in outcome.logs[0]
-    )
-    assert "finished operator" not in outcome.logs[0]
-    assert [path.name for path in outcome.directory.rglob("*")] == ([".lock"] if kind == "replace" else [])
-
-
-def test_a_log_that_is_removed_under_a_running_job_is_an_error(tmp_path):
-    outcome = launch(tmp_path, fault={"kind": "lose_log", "step": 6})
-    assert (
-        outcome.codes == [1]
-        and "metrics.jsonl was removed or replaced while it was written" in outcome.logs[0]
-    )
-    assert not (outcome.directory / "done.json").exists()
-
-
-def test_a_damaged_line_of_the_log_is_not_dropped_when_a_run_continues(tmp_path):
-    log = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 12}).directory / "metrics.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"step"', b'"stop"'), *lines[4:]]))
-    resumed = launch(tmp_path)
-    assert (
-        resumed.codes == [1]
-        and "line 4 of " in resumed.logs[0]
-        and "only the last line may be cut short" in resumed.logs[0]
-    )
-    log.write_bytes(b"".join([*lines, b'{"step": 13, "tra']))
-    assert launch(tmp_path).codes == [0]
-
-
-def test_a_changed_parent_is_refused_naming_the_make_target(reference):
-    again = launch(reference.directory.parent.parent, parents={"cache": "decade"})
-    assert again.codes == [2]
-    assert (
-        "was made from another cache (c0ffee then, decade now)" in again.logs[0]
-        and "make operator" in again.logs[0]
-    )
-
-
 def test_only_keys_that_decide_the_result_are_compared():
     keys = relevant_keys(to_dict(load_config(None, ["data.tasks=[burgers1d]"])), "operator")
     assert "operator.optim.muon_lr" in keys and "task.burgers1d.patch" in keys and "run.seed" in keys
@@ -419,28 +307,6 @@ def test_a_run_whose_output_has_no_reader_records_its_error_and_saves_on_a_signa
     outcome = launch(tmp_path / "term", options={"deaf": True})
     assert outcome.codes == [0]
     same_run(outcome, reference)
-
-
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("run.seed", (0, 1)),
-        ("operator.train.save_every", (5, 4)),
-        ("tracker.kind", ("'none'", "'tensorboard'")),
-    ],
-)
-def test_ranks_with_different_settings_are_refused_by_key_and_rank(tmp_path, key, values):
-    """Also in settings that decide no number: two ranks that save at other steps wait for each other."""
-    outcome = launch(
-        tmp_path, world=2, by_rank={rank: [f"{key}={value}"] for rank, value in enumerate(values)}
-    )
-    assert outcome.codes == [2, 2]
-    for log in outcome.logs:
-        assert (
-            f"the ranks do not agree: {key} is {values[0]} on rank 0, {values[1]} on rank 1; expected the "
-            f"same" in log
-        )
-    assert not outcome.directory.exists()
 
 
 def test_ranks_are_compared_by_everything_that_they_share(monkeypatch):
@@ -654,16 +520,3 @@ def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
         and "resumed at step 20" in again.logs[0]
         and "finished operator" in again.logs[0]
     )
-
-
-@pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("kind", ["symlink", "pipe"])
-def test_a_lock_that_is_no_plain_file_ends_a_stage_at_once_with_one_line(tmp_path, kind, world):
-    directory = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 2}).directory
-    (directory / ".lock").unlink()
-    plant(kind, directory / ".lock", tmp_path / "victim")
-    started = time.monotonic()
-    outcome = launch(tmp_path, world=world)
-    assert outcome.codes == [2] * world and time.monotonic() - started < 20
-    assert "operator/.lock is a link or no plain file" in outcome.logs[0].splitlines()[-1]
-    assert "Traceback" not in outcome.logs[0]

@@ -11,7 +11,7 @@ from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
-from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step, num_step_samples
+from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step
 from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
 from ups.metrics.climate import climate
@@ -41,14 +41,6 @@ def starts_and_frames(truth: Truth, settings: EvaluateConfig) -> tuple[Tensor, i
     """Rows of the cache from which ensembles start, and their number of frames."""
     rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
     return rows, min(settings.ensemble_frames, truth.num_frames, truth.cache.num_frames - truth.context)
-
-
-def num_samples(settings: EvaluateConfig) -> float:
-    """Samples of the corrector here."""
-    starts = min(FEW_STARTS, settings.ensemble_trajectories)
-    states = settings.members * starts + LONG * LONG_FEW
-    windows = num_step_samples(num_windows(settings), settings.members)
-    return settings.ensemble_frames * states + windows
 
 
 def assess_transient(

@@ -36,7 +36,6 @@ from ups.config.schema import Config
 from ups.training.artifact import (
     DONE,
     HEARTBEATS,
-    MANIFEST,
     OF_RANKS,
     STARTS,
     finished_stage,
@@ -45,7 +44,6 @@ from ups.training.artifact import (
 )
 
 LOCK, MEMORY = ".lock", "memory"  # MEMORY: folder with the micro-batch that fitted on each rank
-CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")  # records that may carry an identity
 KEPT_ERRORS = 5  # starts whose errors are kept
 OCCUPIED = "another process is training in {path}; expected one at a time. Wait for it, or end it."
 
@@ -71,7 +69,7 @@ class StageFolder:
         finished stage was altered.
         """
         self.require_same_settings()
-        for path in (path for pattern in CARRIERS for path in sorted(self.path.glob(pattern))):
+        for path in (self.path / "environment.json", self.path / DONE):
             try:
                 record = read_record(path, "a record of a stage", self.remedy, config_hash=str, parents=dict)
             except (DamagedError, FileNotFoundError):
