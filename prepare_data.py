@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ------------------------------------------------------------------------------------------------ dry run
     if args.dry_run:
-        from ups.commands.dry_run import print_data_plan  # imports torch
+        from ups.commands.dry_run import print_data_plan
 
         list_user_files(config, list(declared))
         if files:

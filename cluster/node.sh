@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The chain on one machine of several; cluster/slurm.sh and cluster/sky.yaml run it on every machine at the same time.
+# The chain on one machine of several; cluster/slurm.sh runs it on every machine at the same time.
 # The first machine prepares data and caches and writes the report, all train together. The same command continues a run.
 #   NUM_NODES NODE_RANK FIRST_NODE   how many machines, which one this is, the address of the first
 #   NUM_GPUS                         GPUs of this machine (0: one process on the CPU)

@@ -1051,12 +1051,9 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
     assert f"{STEPS} steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
     assert f"on {', '.join(config.data.tasks)}" in output and "parents are there; " not in output
-    for word in (" parameters; per process ", "MiB of state", "on disk 2 checkpoints of", "about "):
-        assert word in output
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
     code, output = run_here("--dry-run", *arguments)
     assert code == 0 and f"is missing: {make_target('cache')}" in output
-    assert " parameters; per process " in output
     code, output = run_here("--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs"))
     assert code == 0 and "width: 16" in output
 

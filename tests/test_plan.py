@@ -30,5 +30,5 @@ def test_all_dry_runs_are_one_screen_with_sizes(path, tmp_path, monkeypatch, cap
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40 and not list(tmp_path.iterdir())
     operator = out[out.index("operator: to ") :]
-    assert "is missing: make cache" in operator and " parameters; per process " in operator
-    assert out.count(" about ") > 2 and out.count("MiB") > 6
+    assert "is missing: make cache" in operator and " steps of " in operator
+    assert out.count(" about ") > 2 and out.count("MiB") > 3

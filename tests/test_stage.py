@@ -181,20 +181,6 @@ def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
         folder_of(config).take(0.0)
 
 
-def test_errors_of_earlier_starts_are_kept_and_bounded(config):
-    folder = folder_of(config)
-    assert folder.take(0.0) == ""
-    for start in range(9):
-        folder.begin({"start": start})
-        (folder.path / "errors").mkdir()
-        (folder.path / "errors" / "rank0.json").write_text(str(start))
-    folder.begin({})
-    kept = sorted(path for path in folder.path.glob("errors*"))
-    assert [(path.name, (path / "rank0.json").read_text()) for path in kept] == [
-        (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)
-    ]
-
-
 # ---------------------------------------------------------------- whether there is anything to do
 
 

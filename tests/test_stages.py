@@ -348,9 +348,6 @@ def test_the_tuned_student_is_kept_only_if_validation_improves(chain):
 def test_a_dry_run_states_what_the_stage_trains_and_writes_nothing(chain, tmp_path, run_here, stage):
     code, output = run_here(stage, chain, tmp_path, "--dry-run")
     assert code == 0 and not list(tmp_path.iterdir())
-    network = load_corrector(chain / "smoke" / stage)
-    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    assert f"some {trained:,} parameters; " in output
     first, *_ = parents = PARENTS[stage]
     assert (
         f"0 of {len(parents)} parents are there; {tmp_path}/smoke/{first}/done.json is missing: make {first}"

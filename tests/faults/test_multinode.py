@@ -3,7 +3,6 @@ readers expect."""
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -239,20 +238,3 @@ def test_a_preempted_slurm_job_is_requeued_and_no_other(tmp_path, state, code, i
     ]
     assert (tmp_path / "requeued").is_file() == is_requeued
     assert not is_requeued or (tmp_path / "requeued").read_text() == "requeue 12\n"
-
-
-def test_the_skypilot_file_says_what_skypilot_reads_and_starts_the_same_script():
-    task = yaml.safe_load((CLUSTER / "sky.yaml").read_text(encoding="utf-8"))
-    # of SkyPilot's task schema
-    assert task.keys() <= {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}
-    assert "cluster/node.sh" in task["run"] and all(isinstance(value, str) for value in task["envs"].values())
-    asked = set(re.findall(r"SKYPILOT_\w+", task["run"]))
-    assert asked == {
-        "SKYPILOT_NUM_NODES",
-        "SKYPILOT_NODE_RANK",
-        "SKYPILOT_NUM_GPUS_PER_NODE",
-        "SKYPILOT_NODE_IPS",
-        "SKYPILOT_TASK_ID",
-    }  # what it sets on every node
-    done = subprocess.run(["bash", "-n"], input=task["run"] + task["setup"], text=True)
-    assert done.returncode == 0

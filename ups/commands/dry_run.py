@@ -1,43 +1,32 @@
-"""What `--dry-run` prints: parents, batch arithmetic, memory and disk of a stage. Writes nothing.
+"""What `--dry-run` prints: tasks, parents and batch arithmetic of a stage, files and disk of data. Writes
+nothing.
 
-Everything follows from the configuration, before data and caches exist. How long a stage takes is shown by
-its progress bar; `python -m bench.gpu updates` times an update of every task.
+Everything follows from the configuration, before data and caches exist. A stage prints its parameters when it
+starts, and its progress bar the time; `python -m bench.gpu updates` times an update of every task.
 """
 
-import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from ups.common.files import partial_path
 from ups.common.place import STAGES, make_target
-from ups.config.load import to_dict
-from ups.config.model import ModelConfig
 from ups.config.schema import Config
-from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done, solver_of
-from ups.generative.corrector import Corrector
-from ups.models.backbones import backbone_of
-from ups.models.backbones.backbone import task_of
-from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.artifact import DONE
 
-STATE_COPIES = 6  # weights, gradient, two moments, average, best average; float32 each
 MIB = 2**20
 
 
 def print_training_plan(config: Config, stage: str) -> None:
-    """Print batch, parents, parameters, memory and disk of a training stage."""
+    """Print tasks, parents and batch of a training stage."""
     names, section = config.served(stage), getattr(config, stage)
     if not names:
         print(f"{stage}: nothing to do, no task of this stage reserves trajectories (task.TASK.reserve)")
         return
-    train, model = section.train, config.model_of(stage)
+    train = section.train
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
     print(f"  {_parents(config, stage)}")
     world = int(os.environ.get("WORLD_SIZE") or os.environ.get("UPS_EXPECT_WORLD") or 1)
@@ -46,18 +35,6 @@ def print_training_plan(config: Config, stage: str) -> None:
     print(
         f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {shard}, in "
         f"micro-batches of {micro}"
-    )
-    networks = {name: _network(config, name, model, is_operator=stage == "operator") for name in names}
-    count = _num_weights(config, stage, networks)
-    state = STATE_COPIES * 4 * count
-    # for the backward pass a block keeps about 12 tensors of the width and 4 of the hidden width, of 3 bytes
-    # per number on average; the members of a score and noises of a residual multiply the rows
-    tokens = max(math.prod(grid) for _, grid in networks.values())
-    kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3
-    kept *= getattr(section, "noises", 1) * getattr(section, "members", 1)
-    print(
-        f"  some {count:,} parameters; per process {state / MIB:.0f} MiB of state, {kept / MIB:.0f} MiB of "
-        f"activations; on disk {train.keep} checkpoints of {state / MIB:.0f} MiB"
     )
 
 
@@ -70,20 +47,6 @@ def _parents(config: Config, stage: str) -> str:
     missing = [path for path in parents if not path.is_file()]
     fix = f"; {missing[0]} is missing: {make_target(parents[missing[0]])}" if missing else ""
     return f"{len(parents) - len(missing)} of {len(parents)} parents are there{fix}"
-
-
-def _num_weights(config: Config, stage: str, networks: dict[str, tuple[nn.Module, Any]]) -> int:
-    """Count shared weights once, and private ones and a row of the embedding for every task."""
-    model = config.model_of(stage)
-    shared = (Operator if stage == "operator" else Corrector)(
-        {"model": to_dict(model), "precision": getattr(config, stage).train.precision, "tasks": []}
-    )
-    weights = dict(shared.named_parameters())
-    for name, (network, _) in networks.items():
-        for key, weight in network.named_parameters():
-            is_private = task_of(key) or not key.startswith("backbone.")
-            weights[f"{name}.{key}" if is_private else key] = weight
-    return sum(weight.numel() for weight in weights.values()) + len(networks) * model.width
 
 
 def print_data_plan(config: Config, files: list[tuple], num_workers: int) -> None:
@@ -142,30 +105,3 @@ def free_bytes(root: str) -> int:
     """Return the free bytes on the disk of a folder, which need not exist."""
     folder = Path(root).absolute()
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-
-
-def _network(
-    config: Config, name: str, model: ModelConfig, is_operator: bool
-) -> tuple[nn.ModuleDict, tuple[int, ...]]:
-    """Return a network of the stage's size for one task, and the task's token grid.
-
-    The latents have full rank here, since their rank is only known once the cache is built.
-    """
-    task, settings, shapes = config.spec(name), config.task[name], plan(config, name)["shapes"]
-    *grid, dim = shapes["state"][2:]
-    outputs = dim * (1 if task.is_steady else settings.bundle)
-    if is_operator:
-        inputs = dim + (shapes["input"][-1] if task.is_steady else settings.history * dim)
-    elif task.is_steady:
-        # FieldConditions: observed coefficient, its guess and spread, the mask; then noisy residual, m and h
-        inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
-    else:
-        inputs = (
-            (settings.history + 2 + settings.bundle) * dim + config.model_of("operator").width + 3 * outputs
-        )
-    network = {
-        "into": nn.Linear(inputs, model.width),
-        "backbone": backbone_of(model, task),
-        "out": nn.Linear(model.width, outputs),
-    }
-    return nn.ModuleDict(network), tuple(grid)

@@ -207,10 +207,8 @@ def _remedy(folder: Path) -> str:
 
 # A folder may also hold notes, links and copies of its user: only plain files with these names are deleted
 # (`ups.common.files.remove_named`).
-OF_RANKS = r"rank\d+\.json"
-HEARTBEATS = rf"{OF_RANKS}|stop-\d+\.json"
+HEARTBEATS = r"rank\d+\.json|stop-\d+\.json"
 CHECKPOINT = r"manifest\.json|shared\.pt|rank_\d+\.pt"
-STARTS = r"errors_of_start_\d{4,}"
 
 
 def pictures_of_card(folder: Path) -> list[str]:

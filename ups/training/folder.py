@@ -7,7 +7,6 @@ have computed itself.
 """
 
 import contextlib
-import re
 import sys
 import time
 from dataclasses import asdict
@@ -36,15 +35,12 @@ from ups.config.schema import Config
 from ups.training.artifact import (
     DONE,
     HEARTBEATS,
-    OF_RANKS,
-    STARTS,
     finished_stage,
     relevant_keys,
     require_identity,
 )
 
 LOCK, MEMORY = ".lock", "memory"  # MEMORY: folder with the micro-batch that fitted on each rank
-KEPT_ERRORS = 5  # starts whose errors are kept
 OCCUPIED = "another process is training in {path}; expected one at a time. Wait for it, or end it."
 
 
@@ -176,18 +172,10 @@ class StageFolder:
         return record
 
     def begin(self, start: dict[str, Any]) -> None:
-        """Write environment.json and config.yaml of this start; move earlier errors, delete heartbeats."""
+        """Write environment.json and config.yaml of this start, and delete the heartbeats of the last."""
         path, starts = self.path / "environment.json", []
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
-        aside = self.path / f"errors_of_start_{len(starts):04d}"
-        for error in sorted((self.path / "errors").glob("rank*.json")):
-            aside.mkdir(exist_ok=True)
-            error.rename(aside / error.name)
-        remove_named(self.path / "errors", OF_RANKS)  # it is empty, unless it holds files of others
-        earlier = sorted(path for path in self.path.iterdir() if re.fullmatch(STARTS, path.name))
-        for old in earlier[:-KEPT_ERRORS]:
-            remove_named(old, OF_RANKS)
         remove_named(self.path / "heartbeat", HEARTBEATS)
         write_atomic(self.path / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
