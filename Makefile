@@ -52,9 +52,9 @@ endif
 $(foreach name,CONFIG RUN RUNS TOPOLOGY TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
   '$($(name))'; expected one word, without spaces. Rename the file or folder)))
 $(if $(RUNS),,$(error RUNS is empty; expected a folder, such as RUNS=runs))
-# RUN and STAGE name folders inside RUNS.
-$(if $(and $(filter 1,$(words $(RUN))),$(if $(findstring /,$(RUN))$(filter .%,$(RUN)),,yes)),,$(error RUN is '$(RUN)'; expected one word without / that does not begin with a dot. It names a \
-  folder of $(RUNS)))
+# RUN names a folder inside RUNS.
+$(if $(and $(filter 1,$(words $(RUN))),$(if $(findstring /,$(RUN))$(filter .%,$(RUN)),,yes)),,$(error RUN is \
+  '$(RUN)'; expected one word without / that does not begin with a dot. It names a folder of $(RUNS)))
 
 RUN_DIR = $(RUNS)/$(RUN)
 FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)$(if $(strip $(STAGES)), \
