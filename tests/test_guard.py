@@ -6,6 +6,7 @@ The ranks are processes that import no more; their work is a line of Python.
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from commands import wait_for
 from ups.common.place import ROOT
 from ups.training.activity import Activity
 from ups_launch.guard import NO_HEARTBEAT, RECORD_BYTES, Heartbeat, find_stall
+from ups_launch.processes import descendants, process_state
 
 HANG_S = 1.5
 SCRIPT = f"""
@@ -247,6 +249,26 @@ def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_pa
     codes, outputs, seconds = end(processes)
     assert codes == [143, 143] and seconds < 6
     assert "STOPPED: rank 0, stage operator: told to stop, but no progress for 1 s" in outputs[0]
+
+
+def test_ranks_end_when_their_launcher_is_killed(tmp_path):
+    code = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {SCRIPT!r}, '0', '1', {str(tmp_path)!r}, "
+        "'with guard.phase(\"working\", 99.0): time.sleep(60)'])\ntime.sleep(60)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
+        stderr=subprocess.DEVNULL,
+    )
+    assert wait_for((tmp_path / "ready0").exists)
+    [rank] = descendants(launcher.pid)
+    launcher.kill()
+    launcher.wait()
+    assert wait_for(lambda: process_state(rank) is None, 8)
+    assert "the launcher (process" in (tmp_path / "end0").read_text()
 
 
 def test_a_heartbeat_is_one_small_record_written_in_place_even_on_a_full_disk(tmp_path):

@@ -139,6 +139,22 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
     assert decide(1, refusals) == (False, 2, "a key; no GPU")
 
 
+def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
+    torn = "open(os.environ[ups_launch.processes.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    code, said, _ = supervise(tmp_path, f"{torn}send_event('finished')")
+    assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
+
+
+def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
+    broken = "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)"
+    for number, close in enumerate(("os.close(2)", broken)):
+        (tmp_path / str(number)).mkdir()
+        work = "if count < 1: die()\nsend_event('finished')"
+        start = command(tmp_path / str(number), work, before=f"{close}; ")
+        assert subprocess.run(start, cwd=ROOT, timeout=60, check=False).returncode == 0
+        assert len(list((tmp_path / str(number)).glob("attempt*"))) == 2
+
+
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
     done = python("-c", supervisor("['sleep', '300']", START_S=1.0), "script.py")
@@ -196,6 +212,24 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
     assert (tmp_path / "saved").exists() != is_nohup
 
 
+def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
+    code = (
+        "import os, sys, time\nfrom ups_launch.processes import Terminal\nos.setsid()\n"
+        "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, "
+        "signal.SIG_IGN)\n"
+        "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
+        "while not os.path.exists(sys.argv[1] + '/closed'): time.sleep(0.01)\nsys.exit(7 if "
+        "terminal.is_closed() else 0)"
+    )
+    master, slave = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=slave)
+    os.close(slave)
+    assert wait_for((tmp_path / "there").exists)
+    os.close(master)
+    (tmp_path / "closed").touch()
+    assert process.wait(60) == 7
+
+
 # ---------------------------------------------------------------- under accelerate's launcher
 
 
@@ -236,6 +270,20 @@ def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work
     assert (process.returncode, re.sub(r"process \d+", "process N", said)) == (code, words)
 
 
+def test_ranks_that_still_import_die_with_a_killed_supervisor(tmp_path):
+    note = "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))"
+    process = launched(tmp_path, f"{note}\ntime.sleep(300)")
+    assert wait_for(lambda: all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"))
+    process.kill()
+    process.wait()
+    pids = [int((tmp_path / rank).read_text()) for rank in "01"]
+    wait_for(lambda: not any(process_state(pid) for pid in pids), 10)
+    left = [pid for pid in pids if process_state(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):
     code, said, _ = supervise(tmp_path, "os._exit(0)")
     assert code == 1 and "all ranks left before the stage was finished" in said
@@ -248,6 +296,15 @@ def test_nothing_that_was_started_survives(tmp_path):
     )
     assert supervise(tmp_path, work)[0] == 0
     assert process_state(int((tmp_path / "child").read_text())) is None
+
+
+def test_a_killed_supervisor_takes_its_launcher_along(tmp_path):
+    process = subprocess.Popen(command(tmp_path, "time.sleep(300)"), cwd=ROOT)
+    assert wait_for(lambda: (tmp_path / "attempt0").exists() and (tmp_path / "attempt0").read_text())
+    process.kill()
+    process.wait()
+    pid = int((tmp_path / "attempt0").read_text())
+    assert wait_for(lambda: process_state(pid) is None, 10)
 
 
 def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:

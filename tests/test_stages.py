@@ -990,6 +990,21 @@ def test_a_missing_or_unfinished_parent_is_refused_naming_the_make_target(
         shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.mark.parametrize("parent", ["operator", HIDDEN])
+def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_path, run_here, parent):
+    with_parents(chain, tmp_path, "consistency")
+    done = tmp_path / "smoke" / "diffusion" / "done.json"
+    edit(done, lambda record: record["parents"].update({parent: "another"}))
+    code, output = run_here("consistency", chain, tmp_path)
+    assert (
+        code == 2 and f"stage diffusion of run smoke was made from another {parent} (another then, " in output
+    )
+    assert (
+        "smoke/diffusion (rm -r) and run make diffusion RUN=smoke again" in output
+        and not (tmp_path / "smoke" / "consistency").exists()
+    )
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_made_from_another_operator_is_not_continued(chain, tmp_path, run_here, stage):
     with_parents(chain, tmp_path, stage)
