@@ -3,8 +3,6 @@
 import contextlib
 import json
 import re
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -12,7 +10,22 @@ import pytest
 import torch
 import xarray
 import yaml
-from user_files import DT, SMALL, N, T, X, Y, counted_requests, described, film, read, section, waves, write
+from user_files import (
+    DT,
+    ROOT,
+    SMALL,
+    N,
+    T,
+    X,
+    Y,
+    counted_requests,
+    described,
+    film,
+    read,
+    section,
+    waves,
+    write,
+)
 
 import prepare_data
 from ups.common.text import load_yaml, yaml_text
@@ -160,23 +173,6 @@ def test_points_on_walls_are_distinguished_from_cell_centres(tmp_path):
     assert "from where to where, half a cell beyond the first and the last point?" in describe_file(
         str(tmp_path / "bare.h5")
     )
-
-
-def test_a_frame_per_file_is_refused_with_the_command_that_joins_them(tmp_path):
-    days = np.datetime64("2001-01-28") + np.arange(12)
-    frames = waves((1, 12, 6, X))[0]
-    for day, u in zip(days, frames, strict=True):
-        one = xarray.Dataset({"sst": (("time_counter", "y", "x"), u[None])}, {"time_counter": [day]})
-        one.to_netcdf(tmp_path / f"sst_{day}.nc", engine="h5netcdf")
-    with pytest.raises(
-        ValueError, match="one map of sst, as do 12 files of .*; expected the frames"
-    ) as refusal:
-        describe_file(str(tmp_path / "sst_2001-01-28.nc"))
-    command = re.search(r'python -c "(.*)", and', str(refusal.value))[1]
-    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
-    with xarray.open_dataset(tmp_path / "joined.nc") as joined:
-        assert (joined.time_counter.values == days).all() and (joined.sst.values == frames).all()
-    assert "sst: [time, y, x]" in describe_file(str(tmp_path / "joined.nc"))
 
 
 def test_one_map_is_no_data_set(tmp_path):
@@ -513,24 +509,37 @@ def test_a_file_of_dedalus_and_the_grid_of_py_pde_are_read(tmp_path):
     assert settings["boundary"] == {"x": "periodic", "y": "no_flux"}
 
 
-def test_frames_that_lie_apart_and_staggered_grids_are_refused_with_what_converts_them(tmp_path):
-    u = waves((1, 10, 32, 24))[0]
-    np.savez(tmp_path / "frames.npz", **{f"u_{i:04d}": frame for i, frame in enumerate(u)})
-    write(tmp_path / "ocean.jld2", **{f"timeseries__u__{10 * i}": frame for i, frame in enumerate(u)})
-    names = np.array(["x", "y"])
-    np.savez(
-        tmp_path / "velocity_000000.npz", data=u[0], dim_names=names, dim_types=np.array(["spatial"] * 2)
-    )
-    fields = {"u": (("time", "xF", "y"), u), "c": (("time", "xC", "y"), u[:, 1:])}
-    xarray.Dataset(fields).to_netcdf(tmp_path / "staggered.nc", engine="h5netcdf")
+def test_the_snippets_of_the_page_convert_what_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    u, t, x = film(200, 32), 0.5 * np.arange(200), (np.arange(32) + 0.5) / 32
+    for number, frame in enumerate(waves((1, 40, 24, 32))[0]):
+        one = xarray.Dataset({"u": (("time", "y", "x"), frame[None])}, {"time": [0.5 * number]})
+        one.to_netcdf(f"film_{number:03d}.nc", engine="h5netcdf")
+    np.savez("film.npz", **{f"u_{number}": frame for number, frame in enumerate(u)}, t=t)
+    fields = {"u": (("time", "x_face"), film(200, 33)), "c": (("time", "x"), u)}
+    places = {"time": t, "x": x, "x_face": np.arange(33) / 32}
+    xarray.Dataset(fields, places).to_netcdf("staggered_film.nc", engine="h5netcdf")
+    y = np.tanh(np.linspace(-2, 2, 32)) / np.tanh(2)
+    xarray.Dataset({"u": (("time", "y"), u)}, {"time": t, "y": y}).to_netcdf("uneven_film.nc")
     for name, message in {
-        "frames.npz": r"10 arrays u_0000, u_0001, .. of shape \(32, 24\); .*numpy.stack.* layout: {'u_\*'",
-        "ocean.jld2": r"10 arrays timeseries/u/0, timeseries/u/10, .*{'timeseries/u/\*'",
-        "velocity_000000.npz": r"one frame of a scene of PhiFlow; .*numpy.load\(path\)\['data'\]",
-        "staggered.nc": "along xC and others along xF, a staggered grid; .*rolling",
+        "film_000.nc": "one map of u, as do 40 files of such names; expected the frames of a run in one file",
+        "film.npz": r"200 arrays u_0, u_1, .. of shape \(32,\); expected one with an axis of time",
+        "staggered_film.nc": "c along x and u along x_face; expected all fields on one grid",
+        "uneven_film.nc": "y has steps of .* differ 12.*-fold; expected cells of equal size",
     }.items():
-        with pytest.raises(ValueError, match=message):
-            describe_file(str(tmp_path / name))
+        with pytest.raises(ValueError, match=f"(?s){message}.*Files to convert first"):
+            describe_file(name)
+    page = (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8").split("## Files to convert first")[1]
+    for block in re.findall(r"^```python\n(.*?)^```", page.split("\n## ")[0], re.S | re.M):
+        exec(block, {})  # noqa: S102
+    for name, layout in {
+        "joined.nc": {"u": ["time", "y", "x"]},
+        "stacked.npz": {"u": ["time", "x"]},
+        "centred.nc": dict.fromkeys("uc", ["time", "x"]),
+        "even.nc": {"u": ["time", "y"]},
+    }.items():
+        [section] = yaml.safe_load(describe_file(name))["task"].values()
+        assert section["layout"] == layout
 
 
 def test_fields_are_not_looked_at_again_for_each_other(tmp_path, monkeypatch):

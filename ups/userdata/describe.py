@@ -9,14 +9,16 @@ import numpy as np
 
 from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
-from ups.userdata.conversions import require_films, require_no_scene, require_same_points, saved_times
 from ups.userdata.describe_axes import (
+    CONVERT,
     Guess,
     fields_of,
     is_table,
     other_reading,
     parameter_lists,
+    require_few,
     require_field,
+    require_one_grid,
     series_of,
     words_of,
 )
@@ -52,7 +54,6 @@ SHORTEST, USEFUL, LONGEST = 3, 10, 50
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
-SHELL = re.compile(r"[\w./*-]+")  # of a file's name that may stand in a command
 
 
 def describe_file(path: str) -> str:
@@ -60,9 +61,9 @@ def describe_file(path: str) -> str:
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
-    require_no_scene(Path(path))
     with open_store(path) as store:
-        require_films(store)
+        require_few(store, store.first_names())  # before all are looked at
+        require_few(store, store.names())
         name, head = _name(Path(store.path)), Line("files", *pattern_of(Path(store.path)))
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
         section, note = sound(name, [head, *section], test_fraction, Path(store.path))
@@ -116,9 +117,10 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             "file of a field in space."
         )
     require_field(guess)
-    require_same_points(guess)
+    require_one_grid(guess)
     cut, num = _choose_windows(guess)
-    if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
+    is_dated = guess.sizes.get("time") == 1 or (guess.is_steady and _is_dated(guess))
+    if is_dated or (guess.is_steady and (len(guess.axes) < 2 or num < FEWEST)):
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     fields = [field_of(array) for array in guess.axes]
@@ -174,8 +176,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
         if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
-    others = [] if is_sure else [*other_reading(guess), *saved_times(guess.store, guess.axes)]
-    return [Line("layout", tuple(arrays)), *others]
+    return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
@@ -199,22 +200,12 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
 
 
 def _only_maps(guess: Guess, num: int) -> str:
-    """The error message for maps without an axis of time. If every file holds one frame, it has a command
-    that joins them."""
+    """The error message for maps without an axis of time."""
     path, maps = Path(guess.store.path), " and of ".join(guess.axes)
     if len(files := sibling_files(path)) > 1 and "trajectory" not in guess.words:
-        pattern, _ = pattern_of(path)
-        join = "Stack them along an axis of time in one file, as numpy.stack does, and describe that file."
-        time = _date_axis(guess)
-        if time.isidentifier() and SHELL.fullmatch(pattern):
-            join = (
-                'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) '
-                f"for path in glob.glob('{pattern}')], '{time}').sortby('{time}')"
-                ".to_netcdf('joined.nc')\", and describe joined.nc."
-            )
         return (
             f"{path} holds one map of {maps}, as do {len(files)} files of such names; expected the frames of "
-            f"a run in one file, with an axis of time. {join}"
+            f"a run in one file, with an axis of time. Join them ({CONVERT}), and describe that file."
         )
     return (
         f"{path} holds {num} map{'s' * (num > 1)} of {maps}, without an axis of time; expected frames, or "
@@ -223,13 +214,13 @@ def _only_maps(guess: Guess, num: int) -> str:
     )
 
 
-def _date_axis(guess: Guess) -> str:
-    """The name of an axis of length 1 along which a date is stored, "" if there is none."""
+def _is_dated(guess: Guess) -> bool:
+    """Whether maps have one date, along an axis of length 1."""
     store = guess.store
     names = zip(store.first_array(guess.array).axes, guess.words, strict=False)
     single = [(name,) for name, word in names if word == "single"]
     dates = [name for name in store.names() if " since " in str(store.attributes(name).get("units", ""))]
-    return next((store.array(name).axes[0] for name in dates if store.array(name).axes in single), "")
+    return any(store.array(name).axes in single for name in dates)
 
 
 def _time_lines(guess: Guess) -> list[Line]:

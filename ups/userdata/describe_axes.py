@@ -31,6 +31,11 @@ from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# arrays of one shape whose names differ in a number are the frames of a film from this many on, or in groups
+# whose names say so
+FRAMES = 8
+FRAME = re.compile(r"(t|time|frame|step|snapshot|iteration)s?[\W_]*#", re.IGNORECASE)
+CONVERT = 'docs/own_data.md, "Files to convert first"'
 MOST_FIELDS = 100  # of one file that is described
 MOST_ARRAYS = 1000  # likewise, besides those of the same names in numbered groups
 MOST_CHANNELS = 8  # of an axis without a name
@@ -118,6 +123,7 @@ def fields_of(store: Store) -> list[str]:
     """The arrays that may be fields: numbers with the most axes, and those with one axis less. A pattern
     stands for arrays of one name in numbered groups."""
     arrays = {name: store.array(name) for name in store.names()}
+    _require_one_film(store, [name for name in arrays if max(arrays[name].shape, default=1) > 1])
     named = {
         word
         for name in arrays
@@ -158,6 +164,34 @@ def fields_of(store: Store) -> list[str]:
     if len(fields) > MOST_FIELDS:
         raise _too_many(store, f"{len(fields)} fields ({', '.join(fields[:3])}, ..)", MOST_FIELDS)
     return fields
+
+
+def _require_one_film(store: Store, names: Sequence[str]) -> None:
+    """Raise ValueError for a film whose frames are arrays of their own."""
+    forms: dict[str, list[str]] = {}
+    for name in names:
+        forms.setdefault(NUMBER.sub("#", name), []).append(name)
+    for form, same in forms.items():
+        group, _, rest = form.partition("/")
+        is_run = bool(rest) and "#" in group and not FRAME.fullmatch(group)  # each numbered group is a run
+        shapes = {store.array(name).shape for name in same}
+        if len(same) >= FRAMES and len(shapes) == 1 and not is_run and "#" != form:
+            raise ValueError(
+                f"{store.path} holds {len(same)} arrays {same[0]}, {same[1]}, .. of shape {shapes.pop()}; "
+                f"expected one with an axis of time. Stack them ({CONVERT}), and describe that file."
+            )
+
+
+def require_one_grid(guess: Guess) -> None:
+    """Raise ValueError for fields along different axes of space, as those of a staggered grid."""
+    space = {array: {word for word in words if word not in WORDS} for array, words in guess.axes.items()}
+    for (one, axes), (other, others) in itertools.combinations(space.items(), 2):
+        if axes - others and others - axes:
+            raise ValueError(
+                f"{guess.store.path} holds {one} along {', '.join(sorted(axes))} and {other} along "
+                f"{', '.join(sorted(others))}; expected all fields on one grid. Interpolate them to the same "
+                f"points ({CONVERT}), and describe that file."
+            )
 
 
 def require_few(store: Store, names: Iterable[str]) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.userdata.conversions import resampling
-from ups.userdata.describe_axes import Guess
+from ups.userdata.describe_axes import CONVERT, Guess
 from ups.userdata.describe_lines import Line
 from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
@@ -110,9 +109,9 @@ def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: floa
     steps = np.abs(np.diff(x))
     return (
         f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
-        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells; "
-        f"or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts "
-        f"them as equal: derivatives along {axis} are then wrong by as much. {resampling(guess, axis, name)}"
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells "
+        f"({CONVERT}); or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, "
+        f"which counts them as equal: derivatives along {axis} are then wrong by as much."
     )
 
 
