@@ -31,7 +31,6 @@ import prepare_data
 from ups.common.text import load_yaml, yaml_text
 from ups.config.load import load_config
 from ups.data.sources import open_sources
-from ups.userdata.data_checks import walls
 from ups.userdata.describe import describe_file
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.grid import on_walls
@@ -165,10 +164,6 @@ def test_points_on_walls_are_distinguished_from_cell_centres(tmp_path):
         config, source, _ = read(tmp_path, settings)
         assert config.task["ks"].domain["x"] == ([-0.015625, 1.015625] if name == "walls" else [0, 1])
         assert np.allclose(source.coordinates["x"], x)
-        found = [one for one in walls(source, None) if one.severity == "caution"]
-        assert [one.what[:60] for one in found] == (
-            ["the first and the last point of x seem to lie on the walls, "] if name == "walls" else []
-        )
     write(tmp_path / "bare.h5", u=u)  # nothing tells: the question does
     assert "from where to where, half a cell beyond the first and the last point?" in describe_file(
         str(tmp_path / "bare.h5")

@@ -142,7 +142,6 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(data.task, sources, _read(data, config.cache.chunk, bar))
                 arrays, floor = _encode(data, codecs, file, stream, digest)
-                # after the check for values that were never written
                 if found := suspects(sources[0], extremes):
                     raise ValueError(
                         f"{sources[0].path}: {found[0].what}; expected values of the field. "

@@ -17,7 +17,6 @@ from ups.data.doctor_checks import (
     check_noise,
     check_rounding,
     check_rows,
-    check_wall_noise,
 )
 from ups.data.doctor_scan import scan_file
 from ups.data.leakage import REMEDY, Shared, shared_frames
@@ -84,8 +83,6 @@ def examine(
         frames.setdefault(task, []).append((np.concatenate(scan.frames), split))
         if not leaks and (shared := _shared_frames(frames[task])):
             found.append(Finding("error", f"{shared}, so test results are too good", REMEDY))
-        if not any(finding.severity == "error" for finding in found):
-            found += check_wall_noise(data)
         found += suspects(data, scan.extremes)
         found += [Finding("info", what, "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:

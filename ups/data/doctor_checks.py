@@ -10,29 +10,22 @@ import yaml
 from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
-from ups.data.family_checks import check_family
 from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS
-from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
-from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
-from ups.userdata.fact_checks import mirrored, orders, seams, stated
+from ups.userdata.data_checks import horizon, resolved, uneven
+from ups.userdata.fact_checks import mirrored, seams, stated
 from ups.userdata.trajectories import Trajectories
-from ups_discovery.boundary import PERIODIC, along
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6
 FROZEN_FRACTION = 0.5  # more frames than these equal the one before: worth a note
-# no resolved field has so many alternations in a row of its second difference, each above ROUGH of its range
-ALTERNATIONS = 3
-ROUGH = 0.02
-WALL_WINDOWS = 4  # windows of ALTERNATIONS cells, beginning a cell apart, that count as at a wall
-RARE = 1e-3  # fraction of windows that may alternate by chance
+MIN_MEAN_CHANGE = 1e-3  # of a mean, over the field's RMS; a reaction moves it by more
 MD5_BYTES = 10**9  # larger files are hashed on request only
 MAX_ROUNDING = 0.01  # fraction of a field's variation that may be rounding
 QUIET_NOISE = 0.01  # noise relative to the variation of a field, below which it needs no caution
 NUM_LISTED = 5  # trajectory numbers listed per finding
-FOR_USERS = (seams, orders, stated, mirrored, resolved, affordable, walls, uneven, horizon)
+FOR_USERS = (seams, stated, mirrored, resolved, uneven, horizon)
 
 
 def check_rows(
@@ -116,25 +109,17 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             f"{scan.frozen_fraction:.0%} of the frames equal the one before",
             "nothing if the field has come to rest; persistence will look good, so compare with it",
         )
-    yield from _check_still_cells(data, scan)
+    is_reacting = bool(dict(task.constants).get("rho")) and not task.conserved
+    if is_reacting and scan.mean_changes and median < MIN_MEAN_CHANGE:
+        yield Finding(
+            "warning",
+            f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
+            "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d",
+            "name the right task in data.tasks, or set data.source=generate, which solves its equation",
+        )
     if not scan.not_finite:
-        for check in FOR_USERS if task.user_facts is not None else (check_family,):
+        for check in FOR_USERS if task.user_facts is not None else ():
             yield from check(data, scan)
-
-
-def _check_still_cells(data: Trajectories, scan: Scan) -> Iterator[Finding]:
-    """Cells that never change, except at the ends of an axis, where walls may be."""
-    still = np.equal(scan.low, scan.high)
-    if not still.ndim:  # no trajectory was finite
-        return
-    inside = (slice(None), *[slice(1, -1) if size > 2 else slice(None) for size in data.space])
-    for name, cells in zip(data.task.moving, still[inside], strict=True):
-        if MIN_FRACTION < (fraction := cells.mean()) < 1:
-            yield Finding(
-                "info",
-                f"{fraction:.0%} of the cells of {name} hold one number in every frame of every trajectory",
-                "nothing if these are walls, solids or land; else they were never written",
-            )
 
 
 def check_domain(data: Trajectories) -> Iterator[Finding]:
@@ -219,32 +204,6 @@ def check_rounding(data: Trajectories) -> Iterator[Finding]:
                 f"{abs(mean) / std:.2g} times its variation, and {cause} in float32",
                 do,
             )
-
-
-def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
-    """Fields that alternate from cell to cell next to a wall and not elsewhere, in the second half of some
-    trajectories."""
-    ends = along(data.task.boundary, data.task.ndim)
-    if {*ends} == {PERIODIC} or data.task.is_steady or min(data.space) < 4 * WALL_WINDOWS:
-        return
-    _, u = data.stratified_rows(NUM_SAMPLED)
-    u = u[:, data.num_frames // 2 :, : len(data.task.fields)].astype(np.float64)
-    limit = ROUGH * np.ptp(u, axis=tuple(range(3, u.ndim)), keepdims=True)
-    wall, inside = [], []  # fractions of windows that alternate
-    for axis in (axis for axis, end in enumerate(ends, 3) if end != PERIODIC):
-        bend = np.diff(np.moveaxis(u, axis, -1), 2)
-        is_large = np.abs(bend) > np.moveaxis(limit, axis, -1)
-        turns = (bend[..., 1:] * bend[..., :-1] < 0) & is_large[..., 1:] & is_large[..., :-1]
-        runs = np.lib.stride_tricks.sliding_window_view(turns, ALTERNATIONS, -1).all(-1)
-        wall += [runs[..., :WALL_WINDOWS].mean(), runs[..., -WALL_WINDOWS:].mean()]
-        inside += [runs[..., WALL_WINDOWS:-WALL_WINDOWS].mean()]
-    if max(wall) > max(10 * max(inside), RARE):
-        yield Finding(
-            "warning",
-            f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
-            f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation",
-            "look at the boundary condition and the time step of the solver that made it",
-        )
 
 
 def check_noise(data: Trajectories) -> Iterator[Finding]:

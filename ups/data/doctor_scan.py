@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ups.data.leakage import frame_digests
-from ups.data.written import Written
+from ups.data.written import frame_sizes, unwritten
 from ups.userdata.data_checks import Extremes
 from ups.userdata.masks import is_wrong, settled
 from ups.userdata.trajectories import Trajectories
@@ -36,14 +36,12 @@ class Scan:
     # per trajectory: range of each channel's mean over time, over its RMS
     mean_changes: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf  # value of each channel
-    low: np.ndarray | float = math.inf  # of each cell of the predicted fields, over all frames
-    high: np.ndarray | float = -math.inf
 
 
 def scan_file(data: Trajectories) -> Scan:
     """Read all trajectories once."""
     task = data.task
-    scan, frozen, writing = Scan(Extremes(task.channels, task.offsets)), 0.0, Written(task, data)
+    scan, frozen = Scan(Extremes(task.channels, task.offsets)), 0.0
     step = max(1, SCAN_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))
@@ -63,11 +61,9 @@ def scan_file(data: Trajectories) -> Scan:
             u = settled(u.reshape(*u.shape[:2], -1)).reshape(u.shape)
             flat = np.moveaxis(u, 1, 0).reshape(len(task.channels), -1)
             scan.lowest = np.minimum(scan.lowest, flat.min(1))
-            moving = u[:, len(task.inputs) :][:, : len(task.moving)]
-            scan.low, scan.high = np.minimum(scan.low, moving.min(0)), np.maximum(scan.high, moving.max(0))
             if (flat.max(1) == flat.min(1)).all():
                 scan.constant.append(i)
-            elif problem := writing.add(i, u):
+            elif problem := unwritten(data, frame_sizes(task, u)):
                 scan.unwritten.append((i, problem))
             elif data.num_frames > 1:
                 states = u[:, : len(task.inputs + task.fields)]  # the forcing may vary while these do not
@@ -77,8 +73,6 @@ def scan_file(data: Trajectories) -> Scan:
                 mean = average(with_gaps.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
                 rms = np.sqrt(average(np.square(with_gaps, dtype=np.float64), 1))
                 scan.mean_changes.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
-    if start := writing.unstarted():
-        scan.unwritten.append(start)
     scan.frozen_fraction = frozen / data.num_trajectories
     return scan
 

@@ -1,5 +1,4 @@
-"""Checks of the doctor for user data: numbers that may mean missing, resolution and cost of the grid, points
-on walls.
+"""Checks of the doctor for user data: numbers that may mean missing, and the resolution of the grid.
 
 A value means missing without saying so if it is in many cells and far from all others: -9999, 1e20, or a 0 if
 the field is never near 0. A plateau of a field is no such value: the numbers beside it lead up to it.
@@ -13,9 +12,9 @@ import numpy as np
 
 from ups.common.text import frames_ahead
 from ups.tasks import Finding, Task
-from ups.userdata.grid import MOST_UNEVEN, choose_patch, evenness, find_coordinates, is_globe, on_walls
+from ups.userdata.grid import MOST_UNEVEN, evenness, find_coordinates
 from ups.userdata.readers import open_store
-from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
+from ups_discovery.boundary import PERIODIC, along
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
@@ -26,7 +25,6 @@ RESOLVED = 16  # cells of an axis from which a spectrum tells anything
 CUT_OFF = 1e-3  # of the variance: Gray-Scott on 48 x 48 cells, which no model forecasts well, has 4e-3, on
 # twice as fine a grid 1e-5; Burgers' shocks 7e-7 on 256 cells and 3e-3 on 64
 TINY = np.finfo(np.float64).tiny
-MOST_TOKENS = 2**14  # of a frame
 SHORT_WINDOW = 5  # frames: less than that many leads say little of a forecast
 
 
@@ -153,54 +151,4 @@ def uneven(data: Any, scan: Any) -> Iterator[Finding]:
                 f"{axis} are wrong by as much",
                 f"resample the fields to equal steps along {axis}, as numpy.interp does"
                 + (", or accept that" if ratio < MOST_UNEVEN else ""),
-            )
-
-
-def num_tokens(cells: Sequence[int]) -> int:
-    """Number of tokens of a frame, with the patch that is chosen for a grid of these cells per axis."""
-    return math.prod(n // choose_patch(cells) for n in cells)
-
-
-def affordable(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether a patch divides the grid, so that a frame is few tokens."""
-    cells = list(data.space)
-    tokens = num_tokens(cells)
-    if tokens > MOST_TOKENS:
-        key, listed = f"task.{data.task.name}", " x ".join(map(str, cells))
-        fewer = [
-            stride for stride in range(2, 9) if num_tokens([-(-n // stride) for n in cells]) <= MOST_TOKENS
-        ]
-        what = (
-            f"no patch divides a grid of {listed} cells well, so a frame is {tokens:,} tokens, "
-            f"{tokens / MOST_TOKENS:.0f} times as many as is usual, and training as much slower"
-        )
-        yield Finding(
-            "caution",
-            what,
-            f"write {key}.space_stride: {fewer[0]} to take one cell in {fewer[0]} along each axis"
-            if fewer
-            else "cut the grid to numbers of cells with small divisors",
-        )
-
-
-def walls(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the first and the last point of an axis lie on its walls and not half a cell inside.
-
-    Allen-Cahn's equation between Dirichlet walls, 32 intervals, the base equation alone: nRMSE 0.84 on points
-    that include the walls, 7e-4 on cell centres.
-    """
-    task = data.task
-    for axis, (low, high), end in zip(task.axes, task.spans, along(task.boundary, task.ndim), strict=True):
-        x = data.coordinates[axis]
-        if end not in (NO_FLUX, DIRICHLET) or len(x) < 2 or is_globe(axis):
-            continue
-        step = (x[1] - x[0]) / data.space_stride
-        if on_walls(low, high, round((high - low) / step)):
-            yield Finding(
-                "caution",
-                f"the first and the last point of {axis} seem to lie on the walls, {low + step / 2:g} and "
-                f"{high - step / 2:g}, and bases mirror the field half a cell beyond them",
-                "expect larger errors at the walls if the base linear does not serve; fields at cell "
-                "centres, half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) "
-                f"/ 2 along {axis})",
             )

@@ -1,5 +1,5 @@
 """Checks of the doctor for user data: whether the fields are as their section states, at the ends of periodic
-axes, along axes of space, in a mirror, and in what is positive, conserved and bounded."""
+axes, in a mirror, and in what is positive, conserved and bounded."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +11,6 @@ from ups_discovery.boundary import PERIODIC, along
 
 LOOKED_AT = 8  # trajectories
 JUMP = 8.0  # times the mean difference of neighbours: more than any resolved periodic field jumps
-COUNTED = 8  # cells of an axis: with fewer, neighbours of a smooth field differ as much as any two cells
-ROUGH = 1.2  # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
 KEPT = 1e-5  # of its RMS, that a mean may move for forecasts to keep it (ups/models/base_selection.py)
 DRIFT = 1e-2  # of it: no rounding, no lossy solver, another equation
 ODD = 0.1, 5.0  # correlation that a mirror forbids, and its mean over its standard error, which are no chance
@@ -53,22 +51,6 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                 f"the first and the last cell of {axis} hold the same numbers, so a "
                 "periodic grid has one point twice",
                 f"write task.{task.name}.repeated: [{axis}]",
-            )
-
-
-def orders(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether neighbours along an axis of space are alike."""
-    task, u = data.task, _states(data)
-    for number, axis in enumerate(task.axes, u.ndim - task.ndim):
-        apart = np.abs(u - u.mean(number, keepdims=True)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
-        beside = np.abs(np.diff(u, axis=number)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
-        is_rough = apart.any() and (beside[apart > 0] > ROUGH * apart[apart > 0]).all()
-        if u.shape[number] >= COUNTED and is_rough:
-            yield Finding(
-                "warning",
-                f"neighbours along {axis} are no more alike than any two cells",
-                f"check the words of task.{task.name}.layout: is {axis} an axis of "
-                "space, and in its place? Else the grid does not resolve the field",
             )
 
 
