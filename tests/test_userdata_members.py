@@ -1,6 +1,5 @@
 """Further members of kinds of files that --describe once read wrongly, in silence."""
 
-import json
 import re
 import warnings
 
@@ -8,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from user_files import described, film, waves, write
+from user_files import described, film, waves
 
 from ups.userdata.describe import describe_file
 from ups.userdata.readers import open_store
@@ -125,16 +124,6 @@ def test_further_members_that_are_no_field_are_refused(tmp_path, why, kind):
     }
     with pytest.raises(ValueError, match=re.escape(why)):
         described(tmp_path, **arrays[kind])
-
-
-def test_the_grids_of_py_pde_without_bounds_are_used(tmp_path):
-    for grid, ends in (
-        ({"class": "UnitGrid", "shape": [64], "periodic": [True]}, [0, 64]),
-        ({"class": "SphericalSymGrid", "radius": 5, "shape": [64]}, [0, 5]),
-    ):
-        about = json.dumps({"class": "ScalarField", "grid": json.dumps(grid)})
-        path = write(tmp_path / "a.h5", data=film(), times=np.arange(200.0), attr_field_attributes=about)
-        assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["domain"] == {"x": ends}
 
 
 def test_arrays_and_attributes_without_numbers_are_no_arrays_and_no_units(tmp_path):

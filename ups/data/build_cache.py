@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ups.common.files import completing, explained, partial_path, parts_of, reserve
+from ups.common.files import completing, explained, partial_path, reserve
 from ups.common.place import make_target
 from ups.config.schema import Config
 from ups.data.cache import Cache, cache_settings, open_cache
@@ -56,7 +56,7 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
     paths = data_files(config, task_name)
-    if missing := [str(file) for path in paths for file in parts_of(path) if not file.exists()]:
+    if missing := [str(path) for path in paths if not path.exists()]:
         return True, f"the cache is whole; the data are no longer there ({missing[0]})"
     if file_identity(paths) != cache.header["files"]:
         return False, f"the data files changed since {cache.path} was built"

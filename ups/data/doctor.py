@@ -4,12 +4,15 @@ It reads a file once, in blocks, and looks for the known faults of PDEBench data
 without dynamics, initial conditions that occur in training and in test, NaN, damaged or foreign layouts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ups.common.files import parts_of
+from ups.config.schema import Config
+from ups.data.counts import count_findings
 from ups.data.doctor_checks import (
     check_domain,
     check_edition,
@@ -99,11 +102,30 @@ def examine(
         yield path, found
 
 
+def examine_configured(
+    config: Config, paths: Sequence[tuple[str, Path]], declared: Mapping[str, Any], hash_all: bool = False
+) -> Iterator[tuple[Path, list[Finding]]]:
+    """The findings for the files (task, path) of a configuration. declared: see `examine`."""
+    names = {
+        name: [task for task in config.data.tasks if name in (task, config.spec(task).files_of)]
+        for name, _ in paths
+    }
+    yield from examine(
+        paths,
+        hash_all=hash_all,
+        val_fraction=config.data.val_fraction,
+        test_fraction=config.data.test_fraction,
+        is_user=config.data.source == "user",
+        declared=declared,
+        checks={name: partial(count_findings, config, tasks) for name, tasks in names.items()},
+    )
+
+
 def report(path: Path, findings: list[Finding]) -> str:
     """The findings for one file as text: a verdict in the first line, then the worst finding first."""
     findings = sorted(findings, key=lambda finding: list(VERDICTS).index(finding.severity))
     verdict = VERDICTS[findings[0].severity if findings else "info"]
-    lines = [f"{path}: {verdict if all(file.exists() for file in parts_of(path)) else 'missing'}"]
+    lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
     for finding in findings:
         where = f" [{finding.where}]" if finding.where else ""
         advice = f" To do: {finding.do}." if finding.do else ""

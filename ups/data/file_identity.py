@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import parts_of
-
 SAMPLES, SAMPLE_BYTES = 256, 2**14  # read from a file to tell it from another of its size: 4 MiB, 10 ms
 
 
@@ -17,7 +15,7 @@ def file_identity(paths: Iterable[Path]) -> list[list]:
     The digest is needed because a copied file may have the same size and time.
     """
     found = []
-    for path in (single for each in paths for single in parts_of(each)):
+    for path in paths:
         files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
         count = min(len(files), SAMPLES)
         sampled = (np.arange(count) * len(files) // max(1, count)).tolist()

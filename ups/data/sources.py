@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import parts_of
 from ups.common.place import make_target
 from ups.config.schema import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
@@ -160,7 +159,7 @@ def list_user_files(config: Config, tasks: Sequence[str]) -> None:
     for task in tasks:
         wanted = config.task[task]
         for path in data_files(config, task):
-            if not all(part.exists() for part in parts_of(path)):
+            if not path.exists():
                 there = sorted(other.name for other in path.parent.glob("*"))
                 layout = layout_of(get_task(task)).describe(
                     wanted.num_trajectories, wanted.num_frames, wanted.resolution

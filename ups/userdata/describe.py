@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
 from ups.userdata.describe_axes import (
     CONVERT,
@@ -26,7 +25,6 @@ from ups.userdata.describe_check import sound
 from ups.userdata.describe_coordinates import candidates
 from ups.userdata.describe_files import (
     are_dated,
-    companion_lines,
     frames_with_gaps,
     length_lines,
     missing_lines,
@@ -81,7 +79,7 @@ def describe_file(path: str) -> str:
 
 def _name(path: Path) -> str:
     """A name of a task, made from a file's."""
-    stem = Path(pattern_of(path)[0].split(TOGETHER)[0]).stem.lower()
+    stem = Path(pattern_of(path)[0]).stem.lower()
     name = re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_")
     try:
         require_name(name)
@@ -124,11 +122,10 @@ def _describe(store: Store) -> tuple[list[Line], float]:
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     fields = [field_of(array) for array in guess.axes]
-    fraction = math.ceil(100 * LEAST / num) / 100
+    fraction = math.ceil(100 * LEAST / max(1, num)) / 100  # the loader refuses 0
     windows = Line("cut", cut, f"frames: {num} windows of the runs, those of test the last in time")
     section = [
         *_layout_lines(guess, is_sure),
-        *companion_lines(guess),
         *grid_lines(guess, absent),
         *_time_lines(guess),
         *_forcing_lines(guess, series),

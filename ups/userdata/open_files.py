@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import parts_of
 from ups.tasks import Task, make_user_task
 from ups.userdata.grid import find_coordinates, flipped_axes, read_domain
 from ups.userdata.inspect_file import (
@@ -32,15 +31,13 @@ class _Checked(DataFile):
     """One file that fits the task.
 
     jumps: frames of every run after which its times jump; step: between frames, 0 if the file does not tell;
-    uneven: axes of uneven cells; boundary: as a file of The Well states it; reals: arrays whose imaginary
-    parts are negligible.
+    uneven: axes of uneven cells; boundary: as a file of The Well states it.
     """
 
     jumps: np.ndarray
     step: float
     uneven: list[str]
     boundary: dict[str, str]
-    reals: list[str]
 
 
 def user_files(name: str, pattern: str) -> list[Path]:
@@ -123,7 +120,7 @@ def open_user_files(
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     step = step or (0.0 if task.is_steady else 1.0)
     return Trajectories(
-        path=Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent,
+        path=Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent,
         task=task,
         arrays=task.arrays,
         files=files,
@@ -219,7 +216,6 @@ def _check_file(
         uneven=uneven,
         boundary=boundary,
         years=None if task.is_steady else years_of(store, task),
-        reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
 
 
@@ -384,8 +380,6 @@ def _notes(task: Task, found: Sequence[_Checked], num_broken: int) -> tuple[str,
         notes.append("the files' times are uneven, and counted as dt apart")
     if uneven:
         notes.append(f"the cells of {' and '.join(uneven)} are uneven, and counted as equal")
-    if reals := found[0].reals:
-        notes.append(f"the imaginary parts of {', '.join(reals)} are at rounding level and dropped")
     if num_jumps:
         notes.append(f"gaps in the times at {num_jumps} places: no window crosses them")
     if num_broken:

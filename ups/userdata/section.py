@@ -8,7 +8,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.common.files import TOGETHER
 from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
 from ups.userdata.fields import check_fields, check_forcing, check_symmetries, read_parameters, read_units
@@ -124,15 +123,13 @@ def facts(settings: Any) -> dict[str, Any]:
 
 
 def _pattern(key: str, files: Any) -> str:
-    """The pattern of a section's files; several patterns are joined."""
-    if isinstance(files, list) and files:
-        files = TOGETHER.join(map(str, files))
+    """The pattern of a section's files."""
     if not isinstance(files, str):
         raise config_error(
             f"{key}.files",
             f"it is {files!r:.80}",
-            "a file or a pattern of files, or a list of patterns of files that go together",
-            'Write files: "my/*.h5".',
+            "a file or a pattern of files, each with all fields",
+            'Write files: "my/*.h5". To merge fields: docs/own_data.md, "Files to convert first".',
         )
     return files
 
