@@ -28,7 +28,7 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file
-from ups.userdata.open_files import open_user_files
+from ups.userdata.open_files import open_input, open_user_files
 from ups.userdata.readers import open_here, open_store
 from ups.userdata.readers.store import UNWRITTEN
 from ups.userdata.writer import write_user_file
@@ -351,13 +351,12 @@ def written(path, source, found):
         source.task,
         lambda indices: found[indices],
         num,
-        frames,
         source.space,
         chunk=7,
         times=source.dt * np.arange(frames),
         parameters=source.parameters,
     )
-    return open_user_files(source.task, [path])
+    return open_input(source.task, path, source.dt, [])
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -369,7 +368,7 @@ def test_what_is_written_is_read_again(tmp_path):
     assert np.array_equal(again.parameters, source.parameters)
 
 
-def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
+def test_the_step_may_be_an_attribute(tmp_path):
     write(tmp_path / "a.h5", u=waves(), attr_every=DT)
     config, source, found = read(tmp_path, section(tmp_path, dt="every"))
     assert source.dt == DT and config.task["ks"].times == "@every"

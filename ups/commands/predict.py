@@ -3,9 +3,9 @@
     u(t + dt) = decode(O(encode u(t))), with --members M plus a sampled residual in each of M draws
 
 Reads:  RUN (a finished run's folder), INPUT (HDF5 in the task's layout; the last frames are the start).
-Writes: OUTPUT, complete or not at all, in the same layout, so that it can be the next input: the context
-        frames, then those that follow. Trajectory r * M + m is member m of row r. Attributes: weights, rows,
-        members and parameters.
+Writes: OUTPUT, complete or not at all, in the same layout (for a task of yours an array per field, which
+        xarray opens), so that it can be the next input: the context frames, then those that follow.
+        Trajectory r * M + m is member m of row r. Attributes: weights, rows, members and parameters.
 
     ups forecast my.h5 --run runs/small --task burgers1d --output out.h5 --frames 30
     ups sample my.h5 --run runs/small --task burgers1d_forced --output out.h5 --members 16
@@ -165,7 +165,6 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
                 head.task,
                 predict,
                 len(rows) * repeats,
-                num_frames,
                 source.space,
                 chunk=chunk,
                 times=facts["dt"] * np.arange(num_frames),

@@ -23,6 +23,7 @@ from ups.userdata.masks import whole_windows
 from ups.userdata.readers import Store, open_store
 from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in, years_of
 from ups.userdata.trajectories import DataFile, Trajectories
+from ups.userdata.writer import MARK, forecast_facts
 from ups_discovery.boundary import along
 
 
@@ -140,14 +141,16 @@ def open_user_files(
 
 
 def open_input(task: Task, path: str, dt: float, named: Sequence[str], **strides: int) -> Trajectories:
-    """One file of fields to start from, laid out as the user's files of the task.
+    """One file of fields to start from, laid out as the user's files of the task or as forecasts of it.
 
     dt: of its frames, if it holds no times; named: NAME=VALUE of parameters that are not read from it.
     """
     names = {text.split("=")[0] for text in named}
-    places = {name: place for name, place in task.user_facts["parameters"].items() if name not in names}
-    reduced = make_user_task(task.name, {**task.user_facts, "parameters": places})
-    return open_user_files(reduced, [Path(path)], dt=0 if task.user_facts["times"] else dt, **strides)
+    with open_store(path) as store:
+        facts = forecast_facts(task) if MARK in store.attributes() else task.user_facts
+    places = {name: place for name, place in facts["parameters"].items() if name not in names}
+    reduced = make_user_task(task.name, {**facts, "parameters": places})
+    return open_user_files(reduced, [Path(path)], dt=0 if facts["times"] else dt, **strides)
 
 
 def _check_file(
