@@ -48,7 +48,10 @@ def refused(folder, keys, message):
             r"x is 8 long in w of .* and 16 in u; expected one size per axis",
         ),
         ({"layout": {"u": ["x", "x", "time"]}}, "names x twice"),
-        ({"layout": "vell"}, "it is 'vell'; expected the arrays with their axes, or one of well, pdebench"),
+        (
+            {"layout": "vell"},
+            "it is 'vell'; expected the arrays with their axes, or well",
+        ),
         (
             {"boundary": "wall"},
             r"boundary: it is 'wall'; expected one of periodic, no_flux.*Write boundary: periodic",
@@ -413,12 +416,6 @@ def test_axes_that_contradict_the_names_in_the_file_are_refused(tmp_path):
         "it calls an axis x that the file calls y; expected the order of the axes in .*, run, time, y, x",
     )
     read(tmp_path, section(tmp_path, layout={"u": ["trajectory", "time", "y", "x"]}))
-
-
-def test_a_vector_in_pdebenchs_layout_is_no_axis_of_space(tmp_path):
-    write(tmp_path / "a.h5", velocity=np.stack([waves((N, T, X, Y))] * 2, -1))
-    _, source, values = read(tmp_path, section(tmp_path, layout="pdebench"))
-    assert source.space == (X, Y) and source.task.channels == ("velocity_x", "velocity_y")
 
 
 def test_a_folder_that_is_written_anew_is_not_up_to_date(tmp_path):

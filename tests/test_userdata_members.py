@@ -70,13 +70,6 @@ def members():
             {"parameters": {"nu": "nu"}},
             "",
         ),
-        "a table": (
-            {"u": runs, "p": np.stack([nu, nu], 1)},
-            {"u": run_words},
-            {},
-            "p of shape (40, 2) holds several numbers of each trajectory",
-        ),
-        "a table in rows": ({"u": runs, "p": np.stack([nu, nu])}, {"u": run_words}, {}, "p of shape (2, 40)"),
         "numbers as arrays": (
             {"u": runs, "dt": 0.1, "nu": 0.01},
             {"u": run_words},

@@ -56,7 +56,11 @@ def kinds(folder, u):
         **{f"{i:04d}__data": one[..., None] for i, one in enumerate(u)},
         **{f"{i:04d}__grid__t": DT * np.arange(T) for i in range(N)},
     )
-    yield {"files": str(folder / "groups.h5"), "layout": "pdebench", "dt": None}
+    yield {
+        "files": str(folder / "groups.h5"),
+        "layout": {"*/data": {"axes": ["time", "x", "channel"], "fields": ["u"]}},
+        "dt": None,
+    }
     with h5py.File(folder / "dims.nc", "w") as file:  # netCDF-4
         file["u"] = u
         for axis, name in enumerate(("trajectory", "time", "x")):

@@ -12,8 +12,6 @@ from ups.userdata.describe_axes import (
     CONVERT,
     Guess,
     fields_of,
-    is_table,
-    other_reading,
     parameter_lists,
     require_few,
     require_field,
@@ -37,7 +35,7 @@ from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_pdebench, from_well, is_well
+from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.readers import Store, open_store
 from ups.userdata.times import jumps_in, times_in
@@ -141,10 +139,9 @@ def _describe(store: Store) -> tuple[list[Line], float]:
 def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
     """(Fields with words for their axes, whether the file determines these words, arrays with one number per
     frame)."""
-    groups = store.groups("*/data")
-    if groups and len(store.array(f"{groups[0]}/data").shape) >= 3:
-        layout = from_pdebench(store)["layout"]
-        return Guess(store, {array: entry["axes"] for array, entry in layout.items()}), True, []
+    groups = store.groups("*/data")  # as PDEBench stores runs
+    if groups and (num_axes := len(store.array(f"{groups[0]}/data").shape)) >= 3:
+        return Guess(store, {"*/data": ["time", *"xyz"[: num_axes - 2], "channel"]}), True, []
     fields = fields_of(store)
     if not fields:
         raise ValueError(
@@ -173,7 +170,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
         if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
-    return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
+    return [Line("layout", tuple(arrays))]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
@@ -296,14 +293,6 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
         places = {field_of(name): name for name in [*same][:MOST_PARAMETERS]}
         lines.append(Line("parameters", places, note, is_offered=True))
-    for name in store.names():
-        array = store.array(name)
-        if name not in guess.axes and is_table(array) and guess.num_trajectories in array.shape:
-            note = (
-                f"{name} of shape {array.shape} holds several numbers of each trajectory: does the equation "
-                "depend on them? Then write each as an array of its own, and name it in parameters?"
-            )
-            lines.append(Line(note=note))
     return lines
 
 

@@ -23,10 +23,9 @@ from ups.userdata.describe_coordinates import (
     nodes_of,
     scattered,
 )
-from ups.userdata.describe_lines import Line
 from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid
-from ups.userdata.layout import WORDS, canonical_word, field_of
+from ups.userdata.layout import WORDS, canonical_word
 from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
@@ -424,36 +423,6 @@ def _points_words(guess: Guess, size: int, why: str) -> str:
         "a mesh or stations; expected cells in order along each axis of space. Interpolate to a regular grid "
         "first, as scipy.interpolate.griddata does, and describe that file."
     )
-
-
-def other_reading(guess: Guess) -> list[Line]:
-    """Another layout that the shapes allow: a film in place of trajectories, frames in place of maps."""
-    array, words = guess.array, guess.words
-    space = [word for word in words if word not in WORDS]
-    is_named = "single" in words or not {*space} <= {*SPACE}
-    if words[0] not in ("trajectory", "time") or "time" in words[2:]:
-        return []
-    if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
-        return []
-    names, more = [array], []
-    if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
-        moved = [SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]]
-        if len(guess.axes) > 1:
-            kind, other, names = "maps", ["trajectory", SPACE[0], *moved], [*guess.axes]
-            more = [Line("inputs", [field_of(array)], is_offered=True)]
-        else:
-            kind, other = "one film", ["time", SPACE[0], *moved]
-    elif words[0] == "time":
-        rest = [word for word in words if word not in ("trajectory", "time")][1:]
-        if not rest:
-            return []
-        kind, other = "trajectories", ["trajectory", "time", *rest]
-    elif words[2:]:
-        kind, other = "frames", ["trajectory", "time", *words[1:-1]]
-    else:
-        kind, other = "frames", ["time", *words[1:]]
-    layout = dict.fromkeys(names, other)
-    return [Line("layout", layout, f"or {kind}, in place of the layout above?", is_offered=True), *more]
 
 
 def series_of(guess: Guess) -> dict[str, list[str]]:

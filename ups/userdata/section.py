@@ -20,7 +20,7 @@ from ups.userdata.grid import (
     without_repeated,
 )
 from ups.userdata.inspect_file import UNEVEN, config_error, matching_files, tidy
-from ups.userdata.known_layouts import KNOWN_LAYOUTS
+from ups.userdata.known_layouts import from_well
 from ups.userdata.layout import Layout, read_layout
 from ups.userdata.masks import missing_values
 from ups.userdata.offset import offsets
@@ -135,16 +135,15 @@ def _pattern(key: str, files: Any) -> str:
 
 
 def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dict[str, Any]:
-    """A section whose layout is a name, such as well, filled from the file; the user's values stay."""
-    kind = section["layout"]
-    if kind not in KNOWN_LAYOUTS:
+    """A section whose layout is well, filled from the file; the user's values stay."""
+    if (kind := section["layout"]) != "well":
         raise config_error(
             f"{key}.layout",
             f"it is {kind!r:.80}",
-            f"the arrays with their axes, or one of {', '.join(KNOWN_LAYOUTS)}",
+            "the arrays with their axes, or well, for a file of The Well",
             f"Write it so; python -m ups describe {store.path} helps.",
         )
-    found = KNOWN_LAYOUTS[kind](store)
+    found = from_well(store)
     open_keys = {name: value for name, value in found.items() if section[name] == DEFAULTS[name]}
     return {**section, **open_keys, "layout": found["layout"]}
 
