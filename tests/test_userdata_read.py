@@ -372,16 +372,6 @@ def test_what_is_written_is_read_again(tmp_path):
     assert np.array_equal(again.parameters, source.parameters)
 
 
-def test_the_step_may_be_an_attribute(tmp_path):
-    write(tmp_path / "a.h5", u=waves(), attr_every=DT)
-    config, source, found = read(tmp_path, section(tmp_path, dt="every"))
-    assert source.dt == DT and config.task["ks"].times == "@every"
-    assert written(tmp_path / "b.hdf5", source, found).dt == DT
-    write(tmp_path / "c.h5", u=waves(), attr_every=2 * DT)
-    with pytest.raises(ValueError, match="frames of .*c.h5 are 1 apart; expected 0.5"):
-        read(tmp_path, section(tmp_path, dt="every"))
-
-
 def test_coordinates_in_float32_stand_for_the_numbers_that_were_meant(tmp_path):
     write(
         tmp_path / "a.h5",

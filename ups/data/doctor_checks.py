@@ -13,8 +13,7 @@ from ups.data.download import edition, md5_of
 from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS
 from ups.tasks import Finding
-from ups.userdata.data_checks import horizon, resolved, uneven
-from ups.userdata.fact_checks import mirrored, seams, stated
+from ups.userdata.data_checks import horizon, mirrored, resolved, seams, stated, uneven
 from ups.userdata.trajectories import Trajectories
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading

@@ -1,6 +1,7 @@
 """The data files of a task, published, generated or the user's, as one set of trajectories."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from ups.data.pdebench import open_data, split_indices
 from ups.tasks import get_task
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.trajectories import MOST_VALUES, Trajectories
+
+SAMPLES, SAMPLE_BYTES = 256, 2**14  # read from a file to tell it from another of its size: 4 MiB, 10 ms
 
 
 def needs_files(settings: TaskConfig) -> bool:
@@ -171,3 +174,30 @@ def list_user_files(config: Config, tasks: Sequence[str]) -> None:
         for source in open_sources(config, task):
             notes = "".join(f"; {note}" for note in source.notes)
             print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")
+
+
+def file_identity(paths: Iterable[Path]) -> list[list]:
+    """Name, size, time of change and a digest of some bytes, for every file, also those in a folder (zarr).
+
+    The digest is needed because a copied file may have the same size and time.
+    """
+    found = []
+    for path in paths:
+        files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+        count = min(len(files), SAMPLES)
+        sampled = (np.arange(count) * len(files) // max(1, count)).tolist()
+        digests = {files[i]: _sample_digest(files[i], SAMPLES // count) for i in sampled}
+        for file in files:
+            name, status = str(file.relative_to(path.parent)), file.stat()
+            found.append([name, status.st_size, status.st_mtime_ns, digests.get(file, "")])
+    return found
+
+
+def _sample_digest(path: Path, num: int) -> str:
+    """A digest of `num` samples, equally spaced from the first bytes of a file to the last."""
+    digest, size = hashlib.blake2b(digest_size=8), path.stat().st_size
+    with path.open("rb") as file:
+        for at in np.unique(np.linspace(0, max(0, size - SAMPLE_BYTES), num).astype(np.int64)).tolist():
+            file.seek(at)
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -3,14 +3,20 @@ guess: `python prepare_data.py --describe my.h5`."""
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from ups.tasks import TASKS, require_name
+from ups.tasks import TASKS, make_user_task, require_name
+from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
     CONVERT,
     Guess,
+    candidates,
     fields_of,
     parameter_lists,
     require_few,
@@ -19,8 +25,6 @@ from ups.userdata.describe_axes import (
     series_of,
     words_of,
 )
-from ups.userdata.describe_check import sound
-from ups.userdata.describe_coordinates import candidates
 from ups.userdata.describe_files import (
     are_dated,
     frames_with_gaps,
@@ -32,14 +36,16 @@ from ups.userdata.describe_files import (
     sibling_files,
 )
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
-from ups.userdata.describe_lines import Line, written
+from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.layout import field_names, field_of
+from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
+from ups.userdata.section import DEFAULTS, complete, facts
 from ups.userdata.times import jumps_in, times_in
-from ups.userdata.trajectories import ENOUGH_RUNS
+from ups.userdata.trajectories import ENOUGH_RUNS, Trajectories
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
 # few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,
@@ -50,6 +56,10 @@ SHORTEST, USEFUL, LONGEST = 3, 10, 50
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
+SPARE = ("forcing", "missing", "num_frames", "parameters", "repeated", "skip_missing")  # keys to do without
+MOST_EXAMINED = 20  # files of a section
+SCANNED = 2**24  # numbers, up to which data are read here
+VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
 
 
 def describe_file(path: str) -> str:
@@ -314,3 +324,59 @@ def _open_questions(fields: list[str], is_forced: bool = False) -> list[Line]:
         note = "which fields vary in time and are known in advance (heating, a control)?"
         questions.insert(2, ("forcing", last, note))
     return [Line(key, value, note, is_offered=True) for key, value, note in questions]
+
+
+def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) -> tuple[list[Line], str]:
+    """(The lines of a section, those that the files refuse as questions; the horizon in words.)
+
+    Raises ValueError if a line is refused that the section cannot do without.
+    """
+    lines = list(lines)
+    while True:
+        try:
+            data = _examine(name, meant(lines), test_fraction or TEST_FRACTION)
+        except (ValueError, FileNotFoundError) as error:
+            refused = re.match(rf"task\.{name}\.(\w+)(?:\.(\w+))?: (.*)", str(error), re.DOTALL)
+            number = next(
+                (
+                    number
+                    for number, line in enumerate(lines)
+                    if refused and line.key == refused[1] in SPARE and not line.is_offered
+                ),
+                None,
+            )
+            if number is None:
+                raise ValueError(f"{path} cannot be described: {error}") from error
+            lines[number : number + 1] = _asked(lines[number], refused[2], refused[3])
+        else:
+            return lines, horizon_words(data)
+
+
+def _asked(line: Line, part: str | None, why: str) -> list[Line]:
+    """The lines in place of one that was refused, or of the entry `part` of its value."""
+    if part and isinstance(line.value, dict) and part in line.value:
+        rest = {key: value for key, value in line.value.items() if key != part}
+        refused = replace(line, value={part: line.value[part]}, note=f"{why} Is it one?", is_offered=True)
+        return [*[replace(line, value=rest)] * bool(rest), refused]
+    return [replace(line, note=f"{why} Is it right?", is_offered=True)]
+
+
+def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajectories:
+    """The trajectories of the first files. Raises ValueError or FileNotFoundError as the loader does for this
+    section, and as the doctor does for these files."""
+    full = complete(name, {**DEFAULTS, **section})
+    layout = {array: SimpleNamespace(**entry) for array, entry in full["layout"].items()}
+    task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
+    paths = user_files(name, full["files"])
+
+    def opened(skip_missing: bool) -> Trajectories:
+        keys = ("resolution", "num_frames", "dt", "cut")
+        return open_user_files(
+            task, paths[:MOST_EXAMINED], **{key: full[key] for key in keys}, skip_missing=skip_missing
+        )
+
+    data = opened(False)
+    num = data.num_trajectories * data.num_frames * len(task.channels) * math.prod(data.space)
+    if len(paths) <= MOST_EXAMINED and num <= SCANNED:
+        opened(full["skip_missing"]).split(VAL_FRACTION, test_fraction)
+    return data

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from ups.userdata.data_checks import JUMP, jumps
 from ups.userdata.describe_axes import CONVERT, Guess
 from ups.userdata.describe_lines import Line
-from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
 from ups.userdata.masks import averaged, with_nan

@@ -21,7 +21,7 @@ from ups.userdata.inspect_file import (
 from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.masks import whole_windows
 from ups.userdata.readers import Store, open_store
-from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in, years_of
+from ups.userdata.times import NO_TIMES, even_step, jumps_in, times_in, years_of
 from ups.userdata.trajectories import DataFile, Trajectories
 from ups.userdata.writer import MARK, forecast_facts
 from ups_discovery.boundary import along
@@ -258,8 +258,6 @@ def _step_of(
     place, none = task.user_facts["times"], np.arange(0)
     if task.is_steady or frames < 2 or place == NO_TIMES:
         return 0.0, none
-    if "@" in place and (step := step_in(store, place)):
-        return step, none
     found = times_in(store, task.arrays, place)
     if found is None and not place:
         return 0.0, none
