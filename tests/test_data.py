@@ -534,16 +534,6 @@ def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_p
     )
 
 
-def test_frozen_fields_are_reported(tmp_path):
-    u = np.random.default_rng(0).random((NUM, 21, 1, 16), np.float32)
-    u[:, 4:] = u[:, 4:5]
-    findings = examine(saved(tmp_path, u, "burgers1d", 4.0), "burgers1d", **SPLIT)
-    assert (
-        "80% of the frames equal the one before" in messages(findings, "info")
-        and messages(findings, "warning") == ""
-    )
-
-
 def test_a_name_that_contradicts_the_attribute_is_an_error(tmp_path):
     path = saved(tmp_path, moving(0.4), name="1D_Advection_Sols_beta4.0.hdf5")
     assert "the file name says beta = 4.0, its attribute 0.4" in messages(

@@ -18,7 +18,6 @@ from ups.userdata.trajectories import Trajectories
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6
-FROZEN_FRACTION = 0.5  # more frames than these equal the one before: worth a note
 MIN_MEAN_CHANGE = 1e-3  # of a mean, over the field's RMS; a reaction moves it by more
 MD5_BYTES = 10**9  # larger files are hashed on request only
 MAX_ROUNDING = 0.01  # fraction of a field's variation that may be rounding
@@ -101,12 +100,6 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} conserves it: "
             "this is another equation, such as reacdiff1d, or an open boundary",
             "name the right task in data.tasks",
-        )
-    if scan.frozen_fraction > FROZEN_FRACTION:
-        yield Finding(
-            "info",
-            f"{scan.frozen_fraction:.0%} of the frames equal the one before",
-            "nothing if the field has come to rest; persistence will look good, so compare with it",
         )
     is_reacting = bool(dict(task.constants).get("rho")) and not task.conserved
     if is_reacting and scan.mean_changes and median < MIN_MEAN_CHANGE:

@@ -14,9 +14,6 @@ from ups.userdata.masks import is_wrong, settled
 from ups.userdata.trajectories import Trajectories
 
 SCAN_BYTES = 32 * 2**20  # of data read at a time, at least one trajectory
-# a frame is unchanged if no cell moves by this fraction of the largest value. Published ReacDiff files stay
-# equal to 4 digits for 90 % of their frames (PDEBench issue 94)
-FROZEN_CHANGE = 1e-5
 
 
 @dataclass
@@ -32,7 +29,6 @@ class Scan:
     constant: list[int] = field(default_factory=list)  # in space and time
     unwritten: list[tuple[int, str]] = field(default_factory=list)  # with the problem in words
     flat: list[int] = field(default_factory=list)  # the coefficient has one value everywhere
-    frozen_fraction: float = 0.0  # of the frames that equal the one before
     # per trajectory: range of each channel's mean over time, over its RMS
     mean_changes: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf  # value of each channel
@@ -41,7 +37,7 @@ class Scan:
 def scan_file(data: Trajectories) -> Scan:
     """Read all trajectories once."""
     task = data.task
-    scan, frozen = Scan(Extremes(task.channels, task.offsets)), 0.0
+    scan = Scan(Extremes(task.channels, task.offsets))
     step = max(1, SCAN_BYTES // (4 * data.num_frames * len(task.channels) * math.prod(data.space)))
     for first in range(0, data.num_trajectories, step):
         block = data.read(first, min(first + step, data.num_trajectories))
@@ -66,14 +62,10 @@ def scan_file(data: Trajectories) -> Scan:
             elif problem := unwritten(data, frame_sizes(task, u)):
                 scan.unwritten.append((i, problem))
             elif data.num_frames > 1:
-                states = u[:, : len(task.inputs + task.fields)]  # the forcing may vary while these do not
-                change = np.abs(np.diff(states, axis=0)).reshape(data.num_frames - 1, -1).max(1)
-                frozen += float((change <= FROZEN_CHANGE * np.abs(states).max()).mean())
                 average = np.mean if data.mask is None else np.nanmean
                 mean = average(with_gaps.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
                 rms = np.sqrt(average(np.square(with_gaps, dtype=np.float64), 1))
                 scan.mean_changes.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
-    scan.frozen_fraction = frozen / data.num_trajectories
     return scan
 
 

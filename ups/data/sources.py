@@ -9,7 +9,6 @@ import numpy as np
 
 from ups.common.place import make_target
 from ups.config.schema import Config, TaskConfig, UserTaskConfig
-from ups.data.layout import layout_of
 from ups.data.pdebench import open_data, split_indices
 from ups.tasks import get_task
 from ups.userdata.open_files import open_user_files, user_files
@@ -160,16 +159,13 @@ def list_user_files(config: Config, tasks: Sequence[str]) -> None:
     FileNotFoundError for a file that is missing or not as configured.
     """
     for task in tasks:
-        wanted = config.task[task]
         for path in data_files(config, task):
             if not path.exists():
                 there = sorted(other.name for other in path.parent.glob("*"))
-                layout = layout_of(get_task(task)).describe(
-                    wanted.num_trajectories, wanted.num_frames, wanted.resolution
-                )
                 raise FileNotFoundError(
-                    f"no data file {path}; expected yours there (data.source=user). Write {layout}; or "
-                    f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
+                    f"no data file {path}; expected yours there (data.source=user). Write it in PDEBench's "
+                    f"layout, as `{make_target('data')}` does; or correct data.root or task.{task} (in that "
+                    f"folder: {', '.join(there[:5]) or 'nothing'})."
                 )
         for source in open_sources(config, task):
             notes = "".join(f"; {note}" for note in source.notes)
