@@ -21,8 +21,6 @@ def members():
     map_film, line = travel[..., None] * np.cos(2 * np.pi * y), film(40, 64)
     runs = np.stack([np.roll(travel[:12], 11 * k, 1) + k % 3 for k in range(40)])
     nu = np.random.default_rng(0).random(40)
-    seeds = np.random.default_rng(1).random(12)
-    apart = np.sin(2 * np.pi * (np.arange(64) / 64 + seeds[:, None]) - 0.05 * np.arange(200)[:, None, None])
     film_words, run_words = ["time", "x", "y"], ["trajectory", "time", "x"]
     square = np.sin(2 * np.pi * x - 0.1 * np.arange(40)[:, None, None]) * np.cos(2 * np.pi * x)[:, None]
     mesh = np.meshgrid(x, y, indexing="ij")
@@ -76,7 +74,6 @@ def members():
             {"dt": 1.0},
             "(dt = 0.1, nu = 0.01)",
         ),
-        "time before trajectories": ({"u": apart}, {"u": ["time", "trajectory", "x"]}, {}, "axes, in order?"),
         "x before time": (
             {"u": line.T, "pos": np.arange(64) / 64, "tau": t},
             {"u": ["x", "time"]},

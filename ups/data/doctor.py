@@ -90,15 +90,6 @@ def examine(
         found += [Finding("info", what, "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
             found += [*check_rounding(data), *check_noise(data)]
-        others = [other.name for other, _, _ in first if other != path]
-        if others and not leaks:
-            found.append(
-                Finding(
-                    "info",
-                    f"{len(others)} initial conditions are those of {others[0]} too",
-                    "nothing: the split is by index, so they are in the same split of both files",
-                )
-            )
         yield path, found
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
@@ -85,9 +84,9 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
             f"the file name says {task.parameters[0]} = {named}, its attribute {data.parameter}",
             "find out which is true and correct the other",
         )
-    for name, value in _stated_numbers(data).items():
-        wanted = dict(task.constants).get(name)
-        if wanted is not None and not np.isclose(value, wanted, rtol=1e-4, atol=0):
+    for name, wanted in task.constants:
+        value = data.attributes.get(name, wanted)
+        if isinstance(value, int | float) and not np.isclose(value, wanted, rtol=1e-4, atol=0):
             yield Finding(
                 "error",
                 f"the file says {name} = {value:g}, and {task.name} has {wanted:g}",
@@ -129,21 +128,6 @@ def check_domain(data: Trajectories) -> Iterator[Finding]:
                 f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to {high:g}",
                 "declare the file in a section of its own (python -m ups describe), which takes its domain",
             )
-
-
-def _stated_numbers(data: Trajectories) -> dict[str, float]:
-    """The numbers a file states about its generation: its attributes, and its generator's `config`."""
-    try:
-        config = yaml.safe_load(data.attributes.get("config", ""))
-    except yaml.YAMLError:
-        config = None
-    section = config.get("sim", config) if isinstance(config, dict) else {}
-    stated = (section if isinstance(section, dict) else {}) | data.attributes
-    return {
-        name: float(value)
-        for name, value in stated.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:

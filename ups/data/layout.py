@@ -55,18 +55,6 @@ class Layout:
         """Names of the trajectories' groups; () without groups."""
         return tuple(sorted(filter(str.isdigit, file), key=int)) if self.task.is_grouped else ()
 
-    def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
-        """{"config": settings of PDEBench's generator, as text}, {} if the file has none.
-
-        They are an attribute of the first trajectory's group, or of the file (config or, in older files,
-        0000/config)."""
-        places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
-        places += [(node(file, name).attrs, "config")] if name else []
-        found = [attributes[key] for attributes, key in places if key in attributes]
-        if not found:
-            return {}
-        return {"config": found[0].decode() if isinstance(found[0], bytes) else str(found[0])}
-
     def dataset(self, file: h5py.File, array: Place, name: str = "") -> h5py.Dataset:
         """The dataset of an array, which may have a leading axis of length 1. Raises ValueError if there is
         no dataset with these axes."""

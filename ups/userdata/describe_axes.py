@@ -289,19 +289,9 @@ def words_of(
         is_counted = any(is_parameter(name) and len(lists[name]) == stored.shape[0] for name in lists)
         is_film = not is_counted and _is_alike(store, array, 0)
         words = usual_words(stored.shape, is_film, is_alone)
-        return _with_trajectories(store, array, words) if is_film else words, {}, False
+        return words, {}, False
     words, is_all = _completed(store, array, known)
     return words, names, is_sure and is_all
-
-
-def _with_trajectories(store: Store, array: str, words: list[str]) -> list[str]:
-    """The words of a film, one axis of which counts trajectories if neighbours differ along it alone."""
-    space = [axis for axis, word in enumerate(words) if word in SPACE]
-    apart = [axis for axis in space if not _is_alike(store, array, axis, COMPARED)]
-    if len(apart) != 1 or len(space) < 2:
-        return words
-    named = dict(zip([axis for axis in space if axis not in apart], SPACE, strict=False))
-    return [named.get(axis, "trajectory" if axis in apart else word) for axis, word in enumerate(words)]
 
 
 def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[str], bool]:

@@ -249,9 +249,8 @@ def _above(array: str) -> str:
     return re.sub(r"(\*[^/]*)/.*", r"\1", array) if re.search(r"\*[^/]*/", array) else ""
 
 
-def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[str], group: str) -> str:
-    """The place of a parameter: as written, or where every run holds a number of that name. Raises ValueError
-    for the place of one run, if a layout with * has several, and if a run holds different numbers."""
+def require_common_place(key: str, store: "Store", name: str, place: str, arrays: Sequence[str]) -> None:
+    """Raise ValueError for a parameter that is the number of one run, if a layout with * has several."""
     for array in arrays:
         run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
         match = re.match(f"{run}(?=[/@])", place) if "*" in array and "*" not in place else None
@@ -262,18 +261,6 @@ def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[s
                 f"a number of every run, as layout.{array} stands for several",
                 f'Write {name}: "{_above(array) or array}{place[match.end() :]}".',
             )
-    if re.search(r"[*@/{]", place) or (not group and store.value(place) is not None):
-        return place
-    numbers = numbers_of_run(store, arrays, group)
-    found = {form: value for form, value in numbers.items() if re.split("[/@]", form)[-1] == place}
-    if len({*found.values()}) > 1:
-        raise config_error(
-            f"{key}.parameters.{name}",
-            f"{store.path} holds " + " and ".join(f"{value:g} in {form}" for form, value in found.items()),
-            "one of them",
-            f'Write {name}: "{next(iter(found))}", or another of these.',
-        )
-    return next(iter(found), place)
 
 
 def value_in(
