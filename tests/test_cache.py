@@ -240,15 +240,6 @@ def test_placed_latents_give_the_same_batches(built):
     assert place([mapped, open_cache(built, "advection1d")], "cpu", "device", 0.5) == "device"
 
 
-def test_content_does_not_depend_on_the_chunk(built, tmp_path):
-    other = replace(built, cache=replace(built.cache, root=str(tmp_path), chunk=1))
-    build_cache(other, "advection1d", progress=False)
-    first, second = open_cache(built, "advection1d"), open_cache(other, "advection1d")
-    assert first.fingerprint == second.fingerprint
-    rows = torch.arange(first.num_rows)
-    assert torch.allclose(first.batch(rows, 0, FRAMES), second.batch(rows, 0, FRAMES), atol=1e-5)
-
-
 @pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
 def test_long_trajectories_are_read_by_frames_and_give_the_same_bits(built, tmp_path, monkeypatch, task):
     """Two frames at a time, which need not divide how many there are, against whole trajectories; by one

@@ -59,12 +59,6 @@ def test_the_doctor_says_what_a_grid_loses(tmp_path, cells, waves_of, message):
             "write task.ks.boundary: no_flux",
         ),
         (
-            np.concatenate([waves(), waves()[..., :1]], -1),
-            "warning",
-            "a periodic grid has one point twice",
-            "ks.repeated: [x]",
-        ),
-        (
             np.where(waves() == waves()[3, 2, 4], np.nan, waves()),
             "error",
             "hold NaN or Inf .first: trajectory 3, frame 2",

@@ -66,23 +66,6 @@ class Canary:
         return os.system, ("touch ran",)
 
 
-def group_of_itself(out: Path) -> Path:
-    xarray.Dataset({"u": (("run", "time", "x"), WAVES)}).to_netcdf(out / "a.nc", engine="h5netcdf")
-    with h5py.File(out / "a.nc", "r+") as file:
-        file["again"] = file["/"]
-    return out / "a.nc"
-
-
-def diamond_of_groups(out: Path) -> Path:
-    xarray.Dataset({"u": (("run", "time", "x"), WAVES)}).to_netcdf(out / "a.nc", engine="h5netcdf")
-    with h5py.File(out / "a.nc", "r+") as file:
-        here = file
-        for _ in range(40):
-            here = here.create_group("a")
-            here.parent["b"] = here
-    return out / "a.nc"
-
-
 def link_of_netcdf(out: Path, link: object) -> Path:
     xarray.Dataset({"u": (("run", "time", "x"), WAVES)}).to_netcdf(out / "a.nc", engine="h5netcdf")
     with h5py.File(out / "a.nc", "r+") as file:
@@ -247,8 +230,6 @@ HOSTILE = {  # kind -> what makes it, its options, what is said
         )
         for (kind, (name, value)), is_netcdf in itertools.product(OF_AXES.items(), (False, True))
     },
-    "group of itself": (group_of_itself, {}, PLAIN),
-    "diamond of groups": (diamond_of_groups, {}, PLAIN),
     "soft link": (link_of_netcdf, dict(link=h5py.SoftLink("/u")), PLAIN),
     "external link": (link_of_netcdf, dict(link=h5py.ExternalLink("/etc/passwd", "/")), PLAIN),
     "chunk of HDF5": (chunk_of_hdf5, {}, TOO_MUCH),

@@ -12,8 +12,7 @@ import yaml
 import zarr
 
 from ups.config.load import load_config
-from ups.data.build_cache import build_cache, is_up_to_date, same_sources
-from ups.data.cache import open_cache
+from ups.data.build_cache import build_cache
 from ups.data.doctor import examine
 from ups.data.pdebench import open_data
 from ups.data.sources import open_user
@@ -229,19 +228,6 @@ def test_fields_that_are_still_or_zero_are_accepted(tmp_path, make):
 def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):
     said, findings = built(tmp_path, u=waves(), v=np.zeros_like(waves()))
     assert said == "" and not any("written" in one.what for one in findings)
-
-
-def test_a_file_that_is_as_large_and_as_old_is_another(tmp_path):
-    assert built(tmp_path, u=waves())[0] == ""
-    config, path = load_config(tmp_path / "my.yaml"), tmp_path / "a.npz"
-    assert is_up_to_date(config, "mine")[0]
-    before = path.stat()
-    np.savez(path, u=waves()[::-1])
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert not is_up_to_date(config, "mine")[0]
-    with pytest.raises(ValueError, match="hold other values than those"):
-        same_sources(config, open_cache(config, "mine"))
 
 
 def test_a_group_that_was_declared_and_not_written_is_refused(tmp_path):

@@ -180,7 +180,6 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
     task, u = data.task, _states(data)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
         ratio = jumps(u, number - task.ndim)
-        ends = [u.take(cell, number - task.ndim) for cell in (0, -1)]
         if end == PERIODIC and ratio > JUMP:
             yield Finding(
                 "error",
@@ -188,13 +187,6 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
                 f"by {ratio:.3g} times the difference of neighbours",
                 f"write task.{task.name}.boundary: no_flux (or dirichlet, outflow; one per axis as "
                 "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat",
-            )
-        elif end == PERIODIC and u.shape[number - task.ndim] > 2 and np.array_equal(*ends):
-            yield Finding(
-                "warning",
-                f"the first and the last cell of {axis} hold the same numbers, so a "
-                "periodic grid has one point twice",
-                f"write task.{task.name}.repeated: [{axis}]",
             )
 
 

@@ -1,6 +1,7 @@
 """The configuration section for a user's file, written from its contents, with a question mark at every
 guess: `python prepare_data.py --describe my.h5`."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -15,13 +16,15 @@ from ups.tasks import TASKS, make_user_task, require_name
 from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
     CONVERT,
+    SPACE,
     Guess,
     candidates,
     fields_of,
-    parameter_lists,
+    is_counter,
+    is_place,
+    lists_of,
     require_few,
     require_field,
-    require_one_grid,
     series_of,
     words_of,
 )
@@ -39,12 +42,12 @@ from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_well, is_well
-from ups.userdata.layout import field_names, field_of
+from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
 from ups.userdata.section import DEFAULTS, complete, facts
-from ups.userdata.times import jumps_in, times_in
+from ups.userdata.the_well import from_well, is_well
+from ups.userdata.times import TIMES, jumps_in, times_in
 from ups.userdata.trajectories import ENOUGH_RUNS, Trajectories
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
@@ -123,7 +126,7 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             "file of a field in space."
         )
     require_field(guess)
-    require_one_grid(guess)
+    _require_one_grid(guess)
     cut, num = _choose_windows(guess)
     is_dated = guess.sizes.get("time") == 1 or (guess.is_steady and _is_dated(guess))
     if is_dated or (guess.is_steady and (len(guess.axes) < 2 or num < FEWEST)):
@@ -144,6 +147,18 @@ def _describe(store: Store) -> tuple[list[Line], float]:
         *_open_questions(fields, bool(series)),
     ]
     return section, fraction if USUAL_FRACTION < fraction <= LARGEST_FRACTION else 0.0
+
+
+def _require_one_grid(guess: Guess) -> None:
+    """Raise ValueError for fields along different axes of space, as those of a staggered grid."""
+    space = {array: {word for word in words if word not in WORDS} for array, words in guess.axes.items()}
+    for (one, axes), (other, others) in itertools.combinations(space.items(), 2):
+        if axes - others and others - axes:
+            raise ValueError(
+                f"{guess.store.path} holds {one} along {', '.join(sorted(axes))} and {other} along "
+                f"{', '.join(sorted(others))}; expected all fields on one grid. Interpolate them to the same "
+                f"points ({CONVERT}), and describe that file."
+            )
 
 
 def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
@@ -281,6 +296,25 @@ def _differing_in_runs(guess: Guess) -> list[str]:
     return [place for place in differing if place in names.values()]
 
 
+def _parameter_lists(guess: Guess) -> list[str]:
+    """Lists with one number per trajectory that are no coordinates and may be parameters."""
+    store, num = guess.store, guess.num_trajectories
+    known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
+    for array in guess.axes:
+        groups = store.groups(array) if "*" in array else [""]
+        known |= {array.replace("*", group) for group in groups}
+    for name in store.names():  # coordinates, and what varies along a named axis
+        axes = store.array(name).axes
+        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
+        known |= {*axes, *[name] * is_coordinate}
+    return [
+        name
+        for name, values in lists_of(store, guess.axes).items()
+        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
+        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
+    ]
+
+
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
     store, differing = guess.store, set()
@@ -292,7 +326,7 @@ def _parameter_lines(guess: Guess) -> list[Line]:
     names = [
         *[name for name in numbers if name in differing],
         *_differing_in_runs(guess),
-        *parameter_lists(guess),
+        *_parameter_lists(guess),
     ][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []

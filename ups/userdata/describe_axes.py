@@ -202,18 +202,6 @@ def _require_one_film(store: Store, names: Sequence[str]) -> None:
             )
 
 
-def require_one_grid(guess: Guess) -> None:
-    """Raise ValueError for fields along different axes of space, as those of a staggered grid."""
-    space = {array: {word for word in words if word not in WORDS} for array, words in guess.axes.items()}
-    for (one, axes), (other, others) in itertools.combinations(space.items(), 2):
-        if axes - others and others - axes:
-            raise ValueError(
-                f"{guess.store.path} holds {one} along {', '.join(sorted(axes))} and {other} along "
-                f"{', '.join(sorted(others))}; expected all fields on one grid. Interpolate them to the same "
-                f"points ({CONVERT}), and describe that file."
-            )
-
-
 def require_few(store: Store, names: Iterable[str]) -> None:
     """Raise ValueError for a file of too many arrays to be looked at one by one. Numbered groups may be runs
     and count once."""
@@ -465,25 +453,6 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
             ):
                 found[name] = words
     return found
-
-
-def parameter_lists(guess: Guess) -> list[str]:
-    """Lists with one number per trajectory that are no coordinates and may be parameters."""
-    store, num = guess.store, guess.num_trajectories
-    known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
-    for array in guess.axes:
-        groups = store.groups(array) if "*" in array else [""]
-        known |= {array.replace("*", group) for group in groups}
-    for name in store.names():  # coordinates, and what varies along a named axis
-        axes = store.array(name).axes
-        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
-        known |= {*axes, *[name] * is_coordinate}
-    return [
-        name
-        for name, values in lists_of(store, guess.axes).items()
-        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
-        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
-    ]
 
 
 def lists_of(store: Store, fields: Iterable[str] = ()) -> dict[str, np.ndarray]:

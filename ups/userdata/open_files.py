@@ -18,9 +18,9 @@ from ups.userdata.inspect_file import (
     measure,
     value_in,
 )
-from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.masks import whole_windows
 from ups.userdata.readers import Store, open_store
+from ups.userdata.the_well import from_well, is_well
 from ups.userdata.times import NO_TIMES, even_step, jumps_in, times_in, years_of
 from ups.userdata.trajectories import DataFile, Trajectories
 from ups.userdata.writer import MARK, forecast_facts

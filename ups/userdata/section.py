@@ -20,10 +20,10 @@ from ups.userdata.grid import (
     without_repeated,
 )
 from ups.userdata.inspect_file import UNEVEN, config_error, matching_files, tidy
-from ups.userdata.known_layouts import from_well
 from ups.userdata.layout import Layout, read_layout
 from ups.userdata.masks import missing_values
 from ups.userdata.offset import offsets
+from ups.userdata.the_well import from_well
 from ups.userdata.times import read_step
 
 if TYPE_CHECKING:
