@@ -370,11 +370,7 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
     shape = store.array(array).shape
     index = [slice(None, None, max(1, size // SAMPLED)) for size in shape]
     index[axis] = slice(0, most)
-    return are_alike(np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0))
-
-
-def are_alike(u: np.ndarray) -> bool:
-    """Whether neighbours along the first axis are alike, as frames and cells are."""
+    u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
     apart = np.abs(u - u.mean(0)).mean()
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
