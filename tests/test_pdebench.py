@@ -524,18 +524,6 @@ def test_a_full_disk_ends_with_its_name_and_nothing_false(task, fraction, is_tak
     assert found == {"first": 1, "wrong": 0, "second": 0, "is_whole": True}
 
 
-def test_a_planted_temporary_name_is_not_written_through(tmp_path):
-    (tmp_path / "victim").write_bytes(b"")
-    partial_path(tmp_path / "data.hdf5").symlink_to(tmp_path / "victim")
-    with pytest.raises(
-        OSError, match="data.hdf5.partial is a link or no plain file; expected a file that UPS made"
-    ):
-        write_data(
-            tmp_path / "data.hdf5", "advection1d", solver("advection1d"), settings("advection1d"), chunk=3
-        )
-    assert (tmp_path / "victim").read_bytes() == b""
-
-
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
     requested = []
     # which would fill it
