@@ -20,18 +20,18 @@ from functools import partial
 
 from tqdm import tqdm
 
-from ups.common.files import parts_of, when_free
+from ups.common.files import when_free
 from ups.config.command import CONFIG_OPTIONS, SHOW_CONFIG, read_command, run_script, show
 from ups.config.load import load_config
 from ups.data.counts import print_refusals
-from ups.data.described import describe_and_examine, examine_configured
-from ups.data.doctor import report
+from ups.data.doctor import examine_configured, report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, list_user_files, open_user
 from ups.tasks import get_task
+from ups.userdata.describe import describe_file
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     if args.describe:
-        print(describe_and_examine(args.describe))
+        print(describe_file(args.describe))
         return 0
     config = load_config(args.config, args.overrides)
     if args.show_config:
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
         paths = [(task, path) for task, _, path, *_ in files]
         for name in declared:
             first, *others = data_files(config, name)
-            paths.append((name, parts_of(first)[0].parent if others else first))
+            paths.append((name, first.parent if others else first))
         for path, findings in examine_configured(config, paths, declared, hash_all=args.md5):
             print(report(path, findings))
             has_failed |= any(finding.severity in ("error", "warning") for finding in findings)

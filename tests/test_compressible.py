@@ -7,7 +7,6 @@ import math
 from functools import partial
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -516,30 +515,6 @@ def findings_of(path: Path, name: str) -> list[Finding]:
         finding
         for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_user=True)
         for finding in found
-    ]
-
-
-@pytest.mark.parametrize(("name", "kept"), [("cfd1d", True), ("cfd1d_trans", False)])
-def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
-    path = tmp_path / get_task(name).file_for(0.1)
-    write_data(
-        path,
-        name,
-        partial(solve, name),
-        generation_settings(
-            name, "test", seed=0, num_trajectories=5, resolution=32, num_frames=4, t_end=0.1, parameter=0.1
-        ),
-        chunk=3,
-    )
-    assert not findings_of(path, name)
-    with h5py.File(path, "r+") as file:
-        file["density"][:, 2:] *= 1.1
-    moved = "the mass moves by 0.1 of itself, and cfd1d conserves it: another boundary"
-    assert (moved in [finding.what for finding in findings_of(path, name)]) == kept
-    with h5py.File(path, "r+") as file:
-        file["pressure"][3, 1, 4] = 0.0
-    assert ("a density or pressure is not positive", "trajectories [3]") in [
-        (finding.what, finding.where) for finding in findings_of(path, name)
     ]
 
 

@@ -93,33 +93,8 @@ def test_the_list_of_published_files_is_complete_and_names_none_twice():
         assert len({row[column] for row in rows}) == len(rows)
     assert all(re.fullmatch("[0-9a-f]{32}", md5) and 133017 <= number <= 281365 for *_, number, md5 in rows)
     numbers = {int(re.search(r"512-(\d+)", name)[1]) for _, name, *_ in rows if name.startswith("ns_incom")}
-    repeated = {
-        132,
-        136,
-        137,
-        21,
-        225,
-        214,
-        218,
-        222,
-        253,
-        255,
-        256,
-        254,
-        257,
-        258,
-        265,
-        266,
-        267,
-        268,
-        270,
-        53,
-        57,
-        63,
-        68,
-        72,
-    }
-    assert numbers == set(range(275)) - {49} - repeated
+    repeated = "132 136 137 21 225 214 218 222 253 255 256 254 257 258 265 266 267 268 270 53 57 63 68 72"
+    assert numbers == set(range(275)) - {49} - {*map(int, repeated.split())}
     for task in TASKS.values():  # and what a setting names is not also fetched by name alone
         assert not set(task.published) & set(FURTHER.get(task.name, ()))
 
@@ -524,34 +499,12 @@ def test_leakage_of_a_steady_task_is_found_by_the_coefficient(tmp_path):
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", same)], **SPLIT))
-    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in messages(
-        found[same], "info"
-    )
+    assert "another split" not in messages(found[same], "error")
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", rolled)], **SPLIT))
     assert "8 trajectories start as one in another split does (first: 0 as 19 of " in messages(
         found[rolled], "error"
     )
-
-
-def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
-    u = np.random.default_rng(0).random((NUM, 21, 1, 16), np.float32)
-    u[:, 4:] = u[:, 4:5]
-    findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "80% of the frames equal the one before: the reaction is missing" in messages(findings, "warning")
-    findings = examine(saved(tmp_path, u, "burgers1d", 4.0), "burgers1d", **SPLIT)
-    assert (
-        "80% of the frames equal the one before" in messages(findings, "info")
-        and messages(findings, "warning") == ""
-    )
-
-
-def test_first_editions_are_recognised_by_what_they_hold(tmp_path):
-    findings = examine(saved(tmp_path, moving(2.0), parameter=1.0), "advection1d", **SPLIT)
-    assert "moves at twice beta" in messages(findings, "error")
-    path = saved(tmp_path, moving(1.0), "burgers1d", 0.1)
-    damaged(path, lambda x: np.copyto(x, x * 2 - 1), "x-coordinate")
-    assert "x starts below zero" in messages(examine(path, "burgers1d", **SPLIT), "error")
 
 
 def test_a_name_that_contradicts_the_attribute_is_an_error(tmp_path):
@@ -570,7 +523,7 @@ def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
     assert "withdrawn first edition" in messages(examine(path, "advection1d", **SPLIT), "error")
     monkeypatch.setitem(TASKS["advection1d"].published, path.name, (1, md5_of(path)))
     assert "the MD5 is the published one" in messages(examine(path, "advection1d", **SPLIT), "info")
-    monkeypatch.setattr("ups.data.doctor_checks.MD5_BYTES", 0)
+    monkeypatch.setattr("ups.data.doctor.MD5_BYTES", 0)
     assert "MD5 was not compared" in messages(examine(path, "advection1d", **SPLIT), "info")
     assert "the MD5 is the published one" in messages(
         examine(path, "advection1d", **SPLIT, hash_all=True), "info"

@@ -22,7 +22,7 @@ from ups.userdata.readers import budget
 
 NAME, MD5 = "1D_Advection_Sols_beta0.4.hdf5", "0" * 32
 NUM, FRAMES, CELLS = 60, 21, 1024
-ROW = 4 * FRAMES * CELLS
+ROW, BLOCK = 4 * FRAMES * CELLS, 2**14
 QUICK = Patience(retries=2, pause_s=0.001, timeout_s=2.0)
 
 
@@ -44,8 +44,6 @@ class Handler(PlannedHandler):
         if plan != "endless":
             self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        if plan == "drip":
-            self.drip()
         body = content[start:stop]
         while plan == "endless" and not server.is_over.is_set():  # until the client hangs up
             self.wfile.write(body)
@@ -88,13 +86,15 @@ def part(server, folder, num=4, **options):
 
 def in_process(monkeypatch, code):
     """Run `code` in the process that reads from the server, before it does."""
-    monkeypatch.setattr(first, "COMMAND", f"{code}\nfrom ups.data import first\nfirst.serve_remote()")
+    begin = f"from ups.data import first\nfirst.BLOCK_BYTES = {BLOCK}\n"
+    monkeypatch.setattr(first, "COMMAND", f"{begin}{code}\nfirst.serve_remote()")
 
 
+@pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """A request for every trajectory, which counts as done by itself."""
+    """Several requests for every trajectory, which counts as done by itself."""
     monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    in_process(monkeypatch, "from ups.data import first\nfirst.REQUEST_BYTES = 2**12")
+    in_process(monkeypatch, "")
 
 
 def test_hdf5_objects_are_not_collected_by_the_thread_that_reads(served, tmp_path, monkeypatch):
@@ -129,8 +129,6 @@ first.answered, urllib.request.urlopen = with_garbage, collecting
             "os.kill(os.getpid(), 11)",
             r"ended the process that reads it \(SIGSEGV\); expected",
         ),
-        ("first.Trajectories.read", "os._exit(0)", r"ended the process that reads it \(exit code 0\)"),
-        ("first.describe", "exec('while True: pass')", "needs too long; expected that it is open within 1 s"),
         ("first.Trajectories.read", "bytearray(2**30)", r"needs more than 256 MiB .*\(MemoryError\)"),
     ],
 )
@@ -151,13 +149,9 @@ def test_a_file_of_a_server_that_ends_its_reader_is_one_line(
     assert len(str(error.value).splitlines()) == 1 and not [*tmp_path.glob("*first4.hdf5")]
 
 
-def test_a_server_that_is_read_without_end_or_never_goes_on_is_one_line(served, tmp_path, monkeypatch):
+def test_a_server_that_is_read_without_end_is_one_line(served, tmp_path, monkeypatch):
     server, _ = served
-    server.plan = ["drip"] * 9
-    with pytest.raises(ConnectionError, match="api/1 sent almost no new data in 3 attempts"):
-        part(server, tmp_path, patience=Patience(retries=2, pause_s=0.001, timeout_s=0.2))
-    server.plan = []
-    in_process(monkeypatch, "from ups.data import first\nfirst.MOST_METADATA = 2**17")
+    in_process(monkeypatch, "from ups.data import first\nfirst.MOST_METADATA = 2**13")
     with pytest.raises(ValueError, match="api/1 needs more than 0 MiB beside its numbers; expected a file"):
         part(server, tmp_path)
 
@@ -186,7 +180,7 @@ def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(s
     data = open_data(path, "advection1d")
     assert np.array_equal(data.read(0, 4)[:, :, 0], u[:4]) and data.num_trajectories == 4
     assert data.parameter == 0.4 and data.dt == pytest.approx(0.1, rel=1e-6)
-    assert server.sent < 4 * ROW + 2 * first.REQUEST_BYTES < len(server.content) / 4
+    assert server.sent < 4 * ROW + 8 * BLOCK < len(server.content) / 4
     with h5py.File(path) as file, h5py.File(tmp_path / "whole.hdf5") as source:
         for key in ("x-coordinate", "t-coordinate"):
             assert np.array_equal(file[key], source[key])
@@ -227,18 +221,16 @@ def test_what_a_server_sends_beyond_its_range_is_not_read(served, tmp_path):
     assert server.sent < 2**27
 
 
-def test_a_broken_connection_continues_within_the_part(served, tmp_path):
+def test_a_broken_connection_is_tried_again(served, tmp_path):
     server, u = served
     server.plan = ["ok", "cut", 503, "cut"]
     path = part(server, tmp_path)
     assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4])
-    starts = [int(asked[6:].split("-")[0]) for asked in server.ranges]
-    assert len(set(starts)) >= 3 and starts[2] == starts[3] > starts[1]  # half of it had come
+    assert server.ranges[1] == server.ranges[2] == server.ranges[3] == server.ranges[4] != server.ranges[5]
 
 
-def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, monkeypatch):
+def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path):
     server, u = served
-    small_blocks(monkeypatch)
 
     class KillError(Exception):
         pass
@@ -254,19 +246,8 @@ def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, 
     )
     server.ranges.clear()
     path = part(server, tmp_path, 6)
-    large = [asked for asked in server.ranges if np.ptp([int(x) for x in asked[6:].split("-")]) + 1 == ROW]
-    assert len(large) == 3
+    assert BLOCK * len(server.ranges) < 3 * ROW + 8 * BLOCK
     assert np.array_equal(open_data(path, "advection1d").read(0, 6)[:, :, 0], u[:6])
-
-
-def test_an_unreachable_server_is_an_error_and_the_next_call_continues(served, tmp_path):
-    server, u = served
-    server.plan = ["ok"] + [503] * 3
-    with pytest.raises(
-        ConnectionError, match=r"no new data in 3 attempts .*run `make data` again: it continues"
-    ):
-        part(server, tmp_path)
-    assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
 
 
 def test_a_server_without_ranges_is_refused_with_the_next_step_and_no_file_remains(served, tmp_path):
@@ -282,7 +263,7 @@ def test_a_server_without_ranges_is_refused_with_the_next_step_and_no_file_remai
 def test_a_server_that_sends_other_bytes_is_refused(served, tmp_path):
     server, _ = served
     server.plan = ["ok", "elsewhere"]
-    with pytest.raises(ValueError, match=r"gave bytes \d+ to \d+; expected \d+ to \d+. Correct data.url"):
+    with pytest.raises(ValueError, match=r"gave other bytes than asked for .*; expected \d+ to \d+ of"):
         part(server, tmp_path)
 
 
@@ -299,14 +280,13 @@ def test_a_file_that_changes_while_it_is_read_is_refused(served, tmp_path):
     server, _ = served
     server.mark = ['"a"', '"b"']
     with pytest.raises(
-        ValueError, match=r"""changed while it was read \(.*'"a"', to .*'"b"'\); expected one file. Remove"""
+        ValueError, match=r"""changed while it was read, .*'"b"'\); expected .*'"a"'. Remove .*partial"""
     ):
         part(server, tmp_path)
 
 
-def test_a_file_that_changed_since_the_first_part_of_it_came_is_refused(served, tmp_path, monkeypatch):
+def test_a_file_that_changed_since_the_first_part_of_it_came_is_refused(served, tmp_path):
     server, _ = served
-    small_blocks(monkeypatch)
     server.plan = ["ok"] * 6 + [503] * 3
     with pytest.raises(ConnectionError):
         part(server, tmp_path, 6)
@@ -346,7 +326,7 @@ def test_too_few_trajectories_and_nan_are_named_by_the_address(server, tmp_path)
 def test_a_file_that_is_no_hdf5_is_named_by_its_address(server, tmp_path):
     server.content = b"<html>maintenance</html>" * 99
     with pytest.raises(
-        ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Check data.url"
+        ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Correct data.url"
     ):
         part(server, tmp_path)
 

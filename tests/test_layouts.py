@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from commands import python
 
-from ups.data.doctor import examine
 from ups.data.layout import allocated
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
@@ -132,10 +131,9 @@ def test_darcys_coefficient_has_no_time_and_its_answer_one(is_behind_a_device_ax
     assert len(data.notes) == 2 * is_behind_a_device_axis
 
 
-@pytest.mark.parametrize("config", ["group", "root", None])
 @pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
 @pytest.mark.parametrize("task", MULT)
-def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis, config, tmp_path):
+def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis, tmp_path):
     name, axes, channels = MULT[task]
     u = numbers(NUM, FRAMES, channels, *[SIZES[axis] for axis in axes])
     with h5py.File(tmp_path / name, "w") as file:
@@ -146,16 +144,10 @@ def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis
                 "data", data=values[None] if is_behind_a_device_axis else values, compression="lzf"
             )
             coordinates(group, axes, "grid/{}", FRAMES)
-            where, key = (group.attrs, "config") if config == "group" else (file.attrs, f"{i:04d}/config")
-            if config:
-                where[key] = (
-                    f"sim: {{seed: {i}, k: 0.005, n: 1}}\nname: test"  # variable length, as h5py writes it
-                )
     data = open_data(tmp_path / name, task)
     assert np.array_equal(data.read(0, NUM), u) and np.array_equal(data.read(2, 4), u[2:4])
     assert data.space == tuple(SIZES[axis] for axis in axes) and data.dt == pytest.approx(0.05)
     assert len(data.notes) == is_behind_a_device_axis
-    assert data.attributes == ({"config": "sim: {seed: 0, k: 0.005, n: 1}\nname: test"} if config else {})
 
 
 @pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
@@ -189,24 +181,6 @@ def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
         ValueError, match=r"/force has \(trajectories, frames, space\) = .*; expected .* as in velocity"
     ):
         open_data(path, "ns_incom2d")
-
-
-@pytest.mark.parametrize(
-    ("message", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)]
-)
-def test_constants_that_a_file_states_otherwise_are_an_error(message, is_wrong, tmp_path):
-    path = tmp_path / "2D_diff-react_NA_NA.h5"
-    with h5py.File(path, "w") as file:
-        for i in range(NUM):
-            group = file.create_group(f"{i:04d}")
-            group["data"] = np.random.default_rng(i).random((FRAMES, 8, 8, 2), np.float32)
-            coordinates(group, "", "grid/{}", FRAMES)
-            group.attrs["config"] = f"sim:\n  {message}" if ":" in message else message
-    findings = dict(examine([("diff_react2d", path)], val_fraction=0.2, test_fraction=0.2))[path]
-    assert (
-        any("the file says k = 0.01, and diff_react2d has 0.005" in finding.what for finding in findings)
-        == is_wrong
-    )
 
 
 FULL = {  # published shapes, and what of them is asked for: rows, strides in space and time, bytes asked for

@@ -47,7 +47,7 @@ from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
-from ups.userdata.open_files import open_user_files
+from ups.userdata.open_files import open_input
 from ups.userdata.writer import write_user_file
 
 
@@ -72,8 +72,7 @@ def well(folder):
 
 
 def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
-    """y falls in one file; x is a column; what is written is as the file was, and a stride keeps the same
-    cells."""
+    """y falls in one file; x is a column; a stride keeps the same cells."""
     u, x, t = waves((N, T, X, Y)), np.arange(X)[:, None] / X, DT * np.arange(T)
     y = np.linspace(1, 0, Y, endpoint=False)
     settings = {
@@ -99,17 +98,15 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
         task,
         lambda indices: found[indices],
         N,
-        T,
         (X, Y),
         chunk=4,
         times=t,
         parameters=source.parameters,
     )
-    with h5py.File(tmp_path / "w.hdf5") as file:
-        assert np.array_equal(file["u"], u[..., ::-1])
-    assert task.user_facts["flipped"] == ["y"] and np.array_equal(
-        open_user_files(task, [tmp_path / "w.hdf5"]).read(0, N), found
-    )
+    with xarray.open_dataset(tmp_path / "w.hdf5", engine="h5netcdf") as again:
+        assert np.array_equal(again.u, u) and np.allclose(again.y, y[::-1]) and (again.time == t).all()
+    assert task.user_facts["flipped"] == ["y"]
+    assert np.array_equal(open_input(task, tmp_path / "w.hdf5", 0, []).read(0, N), found)
     field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": t}, dims=("run", "time", "x", "y"))
     values, batch = unlabel(field, task, ("u",), DT, ("time",))
     assert np.array_equal(values[:, :, 0], u)
@@ -341,7 +338,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
     words = f"--run none --task ks --input {source} --output {out} --context 1 --frames 2"
     parameters = ["--parameters", "nu=0.1"] if data is burgers else []  # no number in the file's name
     assert predict.main([*words.split(), *parameters]) == 0
-    start = open_user_files(task, [out]).read(0, 1)
+    start = open_input(task, out, 0, []).read(0, 1)
     u = model.forecast("ks", start[:, 0], {"nu": 0.1} if parameters else {}, num_frames=2)
     np.testing.assert_allclose(start[:, 1:], u, rtol=1e-5, atol=1e-6)
 

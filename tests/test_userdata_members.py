@@ -1,6 +1,5 @@
 """Further members of kinds of files that --describe once read wrongly, in silence."""
 
-import json
 import re
 import warnings
 
@@ -8,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from user_files import described, film, waves, write
+from user_files import described, film, waves
 
 from ups.userdata.describe import describe_file
 from ups.userdata.readers import open_store
@@ -22,8 +21,6 @@ def members():
     map_film, line = travel[..., None] * np.cos(2 * np.pi * y), film(40, 64)
     runs = np.stack([np.roll(travel[:12], 11 * k, 1) + k % 3 for k in range(40)])
     nu = np.random.default_rng(0).random(40)
-    seeds = np.random.default_rng(1).random(12)
-    apart = np.sin(2 * np.pi * (np.arange(64) / 64 + seeds[:, None]) - 0.05 * np.arange(200)[:, None, None])
     film_words, run_words = ["time", "x", "y"], ["trajectory", "time", "x"]
     square = np.sin(2 * np.pi * x - 0.1 * np.arange(40)[:, None, None]) * np.cos(2 * np.pi * x)[:, None]
     mesh = np.meshgrid(x, y, indexing="ij")
@@ -71,20 +68,12 @@ def members():
             {"parameters": {"nu": "nu"}},
             "",
         ),
-        "a table": (
-            {"u": runs, "p": np.stack([nu, nu], 1)},
-            {"u": run_words},
-            {},
-            "p of shape (40, 2) holds several numbers of each trajectory",
-        ),
-        "a table in rows": ({"u": runs, "p": np.stack([nu, nu])}, {"u": run_words}, {}, "p of shape (2, 40)"),
         "numbers as arrays": (
             {"u": runs, "dt": 0.1, "nu": 0.01},
             {"u": run_words},
             {"dt": 1.0},
             "(dt = 0.1, nu = 0.01)",
         ),
-        "time before trajectories": ({"u": apart}, {"u": ["time", "trajectory", "x"]}, {}, "axes, in order?"),
         "x before time": (
             {"u": line.T, "pos": np.arange(64) / 64, "tau": t},
             {"u": ["x", "time"]},
@@ -125,16 +114,6 @@ def test_further_members_that_are_no_field_are_refused(tmp_path, why, kind):
     }
     with pytest.raises(ValueError, match=re.escape(why)):
         described(tmp_path, **arrays[kind])
-
-
-def test_the_grids_of_py_pde_without_bounds_are_used(tmp_path):
-    for grid, ends in (
-        ({"class": "UnitGrid", "shape": [64], "periodic": [True]}, [0, 64]),
-        ({"class": "SphericalSymGrid", "radius": 5, "shape": [64]}, [0, 5]),
-    ):
-        about = json.dumps({"class": "ScalarField", "grid": json.dumps(grid)})
-        path = write(tmp_path / "a.h5", data=film(), times=np.arange(200.0), attr_field_attributes=about)
-        assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["domain"] == {"x": ends}
 
 
 def test_arrays_and_attributes_without_numbers_are_no_arrays_and_no_units(tmp_path):

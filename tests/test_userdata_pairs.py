@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 import yaml
 from loop_stage import run_scripts
-from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
 import prepare_cache
-from ups.evaluation.gates import check_gates, check_usability
-from ups.report import report
 from ups.report.figures import sample_figure
 from ups.report.figures_ensemble import steady_cases
-from ups.results import Results, load
+from ups.results import load
 
 ROOT = Path(__file__).resolve().parent.parent
 CELLS = 32
@@ -79,6 +76,7 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
     assert tasks["frames"].number("operator", "nrmse") < 0.1
     page = (folder / "report.html").read_text()
     assert "1 frame predicted, up to lead time 1" in page and "coefficient a" in page
+    assert 'class="player' not in page
     for task in ("frames", "map"):
         assert (folder / "figures" / f"{task}_median_error_u.png").is_file()
 
@@ -120,26 +118,3 @@ def test_a_one_dimensional_prior_is_plotted_as_lines():
     assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
     page = steady_section(entry, sample)
     assert "<svg" in page and "grey cells" not in page
-
-
-def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
-    u_pred, u_ref, times, context = waves(4, 1, 1, 32, 1, 0)
-    entry, [median, worst] = task_entry("pairs", u_pred, u_ref, times, context, ["u"], "periodic", False)
-    samples = [{**sample, "inputs": {}, "times": times.numpy()} for sample in (median, worst)]
-    entry.facts |= {"times": times.tolist(), "parameters": []}
-    facts = {
-        "run": "pairs",
-        "created": "2025-01-31T12:00:00Z",
-        "config_hash": "3f9a",
-        "environment": {"command": ["x"]},
-        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
-        "training": {"steps": 1},
-        "stages": {"operator": ["pairs"]},
-    }
-    results = Results(facts, {"pairs": entry})
-    facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
-    report.write_report(
-        results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
-    )
-    page = (tmp_path / "report.html").read_text()
-    assert "1 frame predicted" in page and 'class="player' not in page

@@ -12,9 +12,6 @@ from commands import of_page
 from packages import PACKAGES
 
 import prepare_data
-from ups.data.layout import layout_of
-from ups.data.pdebench import open_data
-from ups.tasks import TASKS, get_task
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTION = (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8").split("\n## Story", 1)[0]
@@ -100,61 +97,3 @@ def test_every_other_source_points_a_user_file_to_source_user(overlay, capsys):
         prepare_data.main(["--config", str(overlay), "data.source=published"])
     assert prepare_data.main(["--config", str(overlay), "data.source=user"]) == 0
     assert "Nu0.3.hdf5: yours, 12 trajectories of burgers1d" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            "task.burgers1d.num_frames=31",
-            "has 41 frames .after striding.; expected 31. Correct task.burgers1d.num_frames",
-        ),
-        (
-            "task.burgers1d.resolution=64",
-            r"cells .after striding.; expected \(64,\). Correct task.burgers1d.resolution",
-        ),
-        (
-            "task.burgers1d.num_trajectories=13",
-            "has 12 trajectories; expected at least 13. Correct task.burgers1d.num_traj",
-        ),
-        (
-            "task.burgers1d.parameters=[0.5]",
-            r"expected yours there.*in that folder: 1D_Burgers_Sols_Nu0.3.hdf5\)",
-        ),
-    ],
-)
-def test_user_files_that_are_not_as_configured_name_the_key_to_correct(overlay, change, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        prepare_data.main(["--config", str(overlay), change, "task.burgers1d.reach=24"])
-
-
-def test_user_files_without_times_name_the_array_to_add(overlay):
-    path = overlay.parent / "data/burgers1d/1D_Burgers_Sols_Nu0.3.hdf5"
-    with h5py.File(path, "r+") as file:
-        del file["t-coordinate"]
-    with pytest.raises(
-        ValueError,
-        match=r"no 't-coordinate'; expected the frames' times, \(41,\) numbers in equal steps. Add that",
-    ):
-        prepare_data.main(["--config", str(overlay)])
-
-
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.files_of])
-def test_a_file_written_as_the_layout_says_can_be_read(name, tmp_path):
-    task = get_task(name)
-    frames = 1 if task.is_steady else 5
-    settings = layout_of(task).describe(4, frames, 8)
-    with h5py.File(tmp_path / task.file_for(0.1 if task.parameters else None), "w") as file:
-        folders = [file.create_group(f"{i:04d}") for i in range(4)] if "HDF5 groups" in settings else [file]
-        for folder in folders:
-            for key, shape in re.findall(r"([\w/-]+)(?: \([^)]*\))? = \(([^)]*)\)", settings):
-                size = tuple(int(n) for n in shape.split(",") if n.strip())
-                folder[key] = (
-                    np.arange(size[0], dtype=float)
-                    if len(size) == 1
-                    else np.random.default_rng(0).random(size, np.float32)
-                )
-        if names := re.search(r"attribute (.*)$", settings):
-            file.attrs.update(dict.fromkeys(names[1].split(", "), 0.1))
-    data = open_data(tmp_path / task.file_for(0.1 if task.parameters else None), name)
-    assert (data.num_trajectories, data.num_frames, data.space) == (4, frames, (8,) * task.ndim)

@@ -9,7 +9,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -29,8 +28,7 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file
-from ups.userdata.inspect_file import matching_files
-from ups.userdata.open_files import open_user_files
+from ups.userdata.open_files import open_input, open_user_files
 from ups.userdata.readers import open_here, open_store
 from ups.userdata.readers.store import UNWRITTEN
 from ups.userdata.writer import write_user_file
@@ -58,7 +56,11 @@ def kinds(folder, u):
         **{f"{i:04d}__data": one[..., None] for i, one in enumerate(u)},
         **{f"{i:04d}__grid__t": DT * np.arange(T) for i in range(N)},
     )
-    yield {"files": str(folder / "groups.h5"), "layout": "pdebench", "dt": None}
+    yield {
+        "files": str(folder / "groups.h5"),
+        "layout": {"*/data": {"axes": ["time", "x", "channel"], "fields": ["u"]}},
+        "dt": None,
+    }
     with h5py.File(folder / "dims.nc", "w") as file:  # netCDF-4
         file["u"] = u
         for axis, name in enumerate(("trajectory", "time", "x")):
@@ -174,23 +176,10 @@ def test_every_type_of_number_is_described_and_read(tmp_path, ending):
             assert np.array_equal(found[:, :, field], part.astype(np.float32)), (kind, ending)
 
 
-def test_imaginary_parts_at_rounding_level_are_dropped_with_a_note(tmp_path):
-    u = waves((12, 8, 64))
-    for name, write_u in (("npy", np.save), ("h5", lambda path, u: write(path, u=u))):
-        path = tmp_path / f"u.{name}"
-        write_u(path, u + 1e-8j)
-        settings = section(tmp_path, files=str(path))
-        _, source, found = read(tmp_path, settings)
-        assert np.array_equal(found[:, :, 0], u) and "'u'" not in describe_file(str(path))
-        assert "the imaginary parts of u are at rounding level and dropped" in source.notes
-        z = u + 0j
-        z[3, 5, 20] += 1j  # which no sample sees
-        write_u(path, z)
-        with pytest.raises(ValueError, match="imaginary parts up to 1, .* Write u.real and u.imag"):
-            read(tmp_path, settings)
-        write_u(path, u * (1 + 1j))
-        with pytest.raises(ValueError, match="holds complex.* Write u.real and u.imag, two fields"):
-            read(tmp_path, settings)
+def test_a_complex_array_is_two_fields(tmp_path):
+    np.save(tmp_path / "u.npy", waves() * (1 + 1j))
+    with pytest.raises(ValueError, match="holds complex.* Write u.real and u.imag, two fields"):
+        read(tmp_path, section(tmp_path, files=str(tmp_path / "u.npy")))
 
 
 def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
@@ -296,16 +285,6 @@ def test_hdf5_with_filters_of_hdf5plugin_is_read(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], cwd=ROOT, check=True)  # imports no filter
 
 
-@pytest.mark.parametrize("pattern", ["{0}/a*.npy", "{0}/a*.npy + {0}/b*.npy"])
-def test_matching_a_pattern_takes_time_in_proportion_to_the_files(tmp_path, pattern):
-    for number in range(1500):
-        (tmp_path / f"a{number}.npy").touch(), (tmp_path / f"b{number}.npy").touch()
-    started = time.process_time()
-    found = matching_files("task.ks", pattern.format(tmp_path))
-    assert len(found) == 1500 and "/a2.npy" in found[2]
-    assert time.process_time() - started < 1.5  # 0.1; comparing each name with all took 20
-
-
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     xarray.Dataset({"u": (("sample", "time", "x"), waves())}).to_netcdf(tmp_path / "a.nc", engine="scipy")
     monkeypatch.setitem(sys.modules, "xarray", None)
@@ -376,13 +355,12 @@ def written(path, source, found):
         source.task,
         lambda indices: found[indices],
         num,
-        frames,
         source.space,
         chunk=7,
         times=source.dt * np.arange(frames),
         parameters=source.parameters,
     )
-    return open_user_files(source.task, [path])
+    return open_input(source.task, path, source.dt, [])
 
 
 def test_what_is_written_is_read_again(tmp_path):
@@ -392,16 +370,6 @@ def test_what_is_written_is_read_again(tmp_path):
     again = written(tmp_path / "b.hdf5", source, found)
     assert np.array_equal(again.read(0, N), found) and again.dt == pytest.approx(DT)
     assert np.array_equal(again.parameters, source.parameters)
-
-
-def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
-    write(tmp_path / "a.h5", u=waves(), attr_every=DT)
-    config, source, found = read(tmp_path, section(tmp_path, dt="every"))
-    assert source.dt == DT and config.task["ks"].times == "@every"
-    assert written(tmp_path / "b.hdf5", source, found).dt == DT
-    write(tmp_path / "c.h5", u=waves(), attr_every=2 * DT)
-    with pytest.raises(ValueError, match="frames of .*c.h5 are 1 apart; expected 0.5"):
-        read(tmp_path, section(tmp_path, dt="every"))
 
 
 def test_coordinates_in_float32_stand_for_the_numbers_that_were_meant(tmp_path):

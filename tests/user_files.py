@@ -177,14 +177,14 @@ def described(folder, **arrays):
 
 
 def counted_requests(monkeypatch):
-    """Counter of the requests to the reading process, by method of the first of a trip; "all" of any."""
-    asked, replies = Counter(), ReadingProcess.replies
+    """Counter of the requests to the reading process, by method; "all" of any."""
+    asked, call = Counter(), ReadingProcess.call
 
-    def counted(process, path, requests):
-        asked.update((requests[0][0], "all"))
-        return replies(process, path, requests)
+    def counted(process, path, *request):
+        asked.update((request[0], "all"))
+        return call(process, path, *request)
 
-    monkeypatch.setattr(ReadingProcess, "replies", counted)
+    monkeypatch.setattr(ReadingProcess, "call", counted)
     return asked
 
 

@@ -32,9 +32,9 @@ def describe(arguments: list[str]) -> int:
     """Print the section that declares a data file."""
     file = {"file": {"metavar": "FILE", "help": "a data file or zarr store"}}
     args = read_command(describe.__doc__, file, arguments, prog="ups describe")
-    from ups.data.described import describe_and_examine
+    from ups.userdata.describe import describe_file
 
-    print(describe_and_examine(args.file))
+    print(describe_file(args.file))
     return 0
 
 

@@ -25,9 +25,8 @@ import torch
 import xarray
 import zarr
 from h5py import h5a, h5s, h5t
-from test_hostile_data import MOST_S, ROOT, read
+from test_hostile_data import ROOT, read
 
-from ups.common.files import TOGETHER
 from ups.userdata.readers import open_store, process
 
 
@@ -65,23 +64,6 @@ def attribute_of_axes(out: Path, name: str, value: object, is_netcdf: bool = Fal
 class Canary:
     def __reduce__(self):
         return os.system, ("touch ran",)
-
-
-def group_of_itself(out: Path) -> Path:
-    xarray.Dataset({"u": (("run", "time", "x"), WAVES)}).to_netcdf(out / "a.nc", engine="h5netcdf")
-    with h5py.File(out / "a.nc", "r+") as file:
-        file["again"] = file["/"]
-    return out / "a.nc"
-
-
-def diamond_of_groups(out: Path) -> Path:
-    xarray.Dataset({"u": (("run", "time", "x"), WAVES)}).to_netcdf(out / "a.nc", engine="h5netcdf")
-    with h5py.File(out / "a.nc", "r+") as file:
-        here = file
-        for _ in range(40):
-            here = here.create_group("a")
-            here.parent["b"] = here
-    return out / "a.nc"
 
 
 def link_of_netcdf(out: Path, link: object) -> Path:
@@ -248,8 +230,6 @@ HOSTILE = {  # kind -> what makes it, its options, what is said
         )
         for (kind, (name, value)), is_netcdf in itertools.product(OF_AXES.items(), (False, True))
     },
-    "group of itself": (group_of_itself, {}, PLAIN),
-    "diamond of groups": (diamond_of_groups, {}, PLAIN),
     "soft link": (link_of_netcdf, dict(link=h5py.SoftLink("/u")), PLAIN),
     "external link": (link_of_netcdf, dict(link=h5py.ExternalLink("/etc/passwd", "/")), PLAIN),
     "chunk of HDF5": (chunk_of_hdf5, {}, TOO_MUCH),
@@ -352,16 +332,6 @@ def test_a_hostile_file_is_described_or_refused_in_one_line_and_does_nothing_els
     assert not (out / "ran").exists() and not Path("ran").exists()
 
 
-def test_files_of_many_arrays_side_by_side_are_read_together_and_none_is_described(tmp_path):
-    paths = [many_arrays(tmp_path, 2_000, (), f"{name}.h5") for name in "ab"]
-    assert "a.h5 holds more than 1000 arrays of different names" in read(paths[0], "file")
-    begun = time.process_time()  # of this process alone: the other has a budget
-    with open_store(TOGETHER.join(map(str, paths))) as both:
-        assert len(both.names()) == 2_002 and both.array("2/u").shape == WAVES.shape
-        assert np.array_equal(both.read("u"), WAVES) and both.array("aaaa").shape == ()
-    assert time.process_time() - begun < MOST_S
-
-
 # ------------------------------------------------------------------------------------- the process that reads
 
 
@@ -461,20 +431,3 @@ def test_the_reading_process_ends_with_the_one_that_started_it(tmp_path):
     while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{int(done.stdout)}").exists()
-
-
-def test_what_was_asked_of_one_file_is_sent_with_the_opening_of_the_next_and_fails_when_it_is_asked(tmp_path):
-    sizes = {"run_1": (4, 8), "run_2": (), "run_3": (2**15,), "run_4": (4, 8)}
-    for name, shape in sizes.items():
-        np.savez(tmp_path / f"{name}.npz", **{"u" if shape else "v": np.ones(shape)})
-    with open_store(tmp_path / "run_1.npz") as store:
-        assert store.read("u").sum() == 32 and store.array("u").shape == (4, 8)
-    with open_store(tmp_path / "run_2.npz") as store:  # without u
-        assert store.array("u") is None
-        with pytest.raises(ValueError, match="run_2.npz cannot be read"):
-            store.read("u")
-    with open_store(tmp_path / "run_3.npz") as store:
-        assert ("array", "u") in store.ahead and ("read", "u") not in store.ahead  # which is large
-        assert store.array("u").shape == (2**15,) and store.read("u").sum() == 2**15
-    with open_store(tmp_path / "run_4.npz") as store:
-        assert store.array("u").shape == (4, 8)

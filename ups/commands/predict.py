@@ -3,9 +3,9 @@
     u(t + dt) = decode(O(encode u(t))), with --members M plus a sampled residual in each of M draws
 
 Reads:  RUN (a finished run's folder), INPUT (HDF5 in the task's layout; the last frames are the start).
-Writes: OUTPUT, complete or not at all, in the same layout, so that it can be the next input: the context
-        frames, then those that follow. Trajectory r * M + m is member m of row r. Attributes: weights, rows,
-        members and parameters.
+Writes: OUTPUT, complete or not at all, in the same layout (for a task of yours an array per field, which
+        xarray opens), so that it can be the next input: the context frames, then those that follow.
+        Trajectory r * M + m is member m of row r. Attributes: weights, rows, members and parameters.
 
     ups forecast my.h5 --run runs/small --task burgers1d --output out.h5 --frames 30
     ups sample my.h5 --run runs/small --task burgers1d_forced --output out.h5 --members 16
@@ -14,6 +14,7 @@ In a clone `python predict.py --input my.h5 ...` does the same.
 """
 
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from ups.common.files import flush, place_new, temporary_folder
 from ups.common.place import require_posix
 from ups.common.user_solver import solvers_named
 from ups.config.command import DRY_RUN, read_command
-from ups.data.arguments import by_name, parameters_of, require_forcing, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
 from ups.forecast_inputs import require_room
 from ups.forecast_xarray import AXIS_TOLERANCE
+from ups.tasks import Task
 from ups.userdata.open_files import open_input
+from ups.userdata.trajectories import Trajectories
 from ups.userdata.writer import write_user_file
 
 STATES = 64  # fields in one call of the network
@@ -165,7 +167,6 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
                 head.task,
                 predict,
                 len(rows) * repeats,
-                num_frames,
                 source.space,
                 chunk=chunk,
                 times=facts["dt"] * np.arange(num_frames),
@@ -193,3 +194,54 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
     flush(folder)
     print(f"{output}: written")
     return 0
+
+
+def rows_of(text: str, num: int) -> range:
+    """The rows FIRST:LAST of a file with `num` rows. Raises ValueError."""
+    match = re.fullmatch(r"(\d*):(\d*)", text)
+    rows = range(int(match[1] or 0), int(match[2] or num)) if match else range(0)
+    if not rows or rows.stop > num:
+        raise ValueError(
+            f"--rows is {text!r}; expected FIRST:LAST with 0 <= FIRST < LAST <= {num}, the number of "
+            "input trajectories. Correct the range, or leave it out."
+        )
+    return rows
+
+
+def parameters_of(
+    arguments: list[str], known: dict[str, Any], source: Trajectories
+) -> dict[str, float] | None:
+    """Parameters for the model: NAME=VALUE of the command line, else the values in the file.
+
+    known: the parameters of the model, by name. Raises ValueError for text of another form.
+    """
+    try:
+        named = {name: float(value) for name, value in (text.split("=") for text in arguments)}
+    except ValueError:
+        raise ValueError(
+            f"--parameters is {' '.join(arguments)!r}; expected NAME=VALUE, such as Nu=0.01, of "
+            f"{', '.join(known) or 'none'}. Correct it."
+        ) from None
+    values = {name: source.attributes[name] for name in known if name in source.attributes} | named
+    if source.parameter is not None and known:
+        values.setdefault(next(iter(known)), source.parameter)
+    return values or None
+
+
+def require_forcing(task: Task, source: Trajectories, num_inputs: int, num_frames: int) -> None:
+    """Raise ValueError unless the file holds the forcing of `num_inputs` input frames and of `num_frames`
+    frames to forecast."""
+    if task.forcing and source.num_frames < num_inputs + num_frames:
+        raise ValueError(
+            f"{source.path} holds the forcing {', '.join(task.forcing)} of {source.num_frames} frames; "
+            f"expected {num_inputs + num_frames}: {num_inputs} input frames and {num_frames} to forecast. "
+            "Pass a file with so many frames (the fields of the last ones are not read), and --context."
+        )
+
+
+def by_name(task: Task, f: np.ndarray) -> dict[str, np.ndarray] | None:
+    """Forcing (n, time, K, *space) by name, as `Forecaster.forecast` takes it; None for a task without."""
+    cell = (..., *[0] * task.ndim)
+    return {
+        name: f[:, :, i][cell] if name in task.series else f[:, :, i] for i, name in enumerate(task.forcing)
+    } or None

@@ -36,7 +36,6 @@ NO_MEMORY = (
     "could not create a primitive",
 )
 TEMPORARY = re.compile(r"^\.(.+)\.tmp$")  # names of `replacing`
-TOGETHER = " + "  # between the names of files that are read as one
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
 
@@ -110,12 +109,6 @@ def require_small(path: Path, what: str, do: str) -> None:
     require_plain(path, do)
     if path.exists() and (size := path.stat().st_size) > MOST_RECORD_BYTES:
         raise DamagedError(f"{path} has {size} bytes; expected {what}, of at most {MOST_RECORD_BYTES}. {do}")
-
-
-def parts_of(path: str | Path) -> list[Path]:
-    """The files that a path names: "tas.nc + pr.nc" names two, which hold different fields."""
-    text = str(path)
-    return [Path(path)] if TOGETHER not in text or Path(text).exists() else [*map(Path, text.split(TOGETHER))]
 
 
 def value_hash(value: Any) -> str:

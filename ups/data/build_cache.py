@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,31 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from ups.common.files import completing, explained, partial_path, parts_of, reserve
+from ups.common.files import completing, explained, partial_path, reserve
 from ups.common.place import make_target
 from ups.config.schema import Config
 from ups.data.cache import Cache, cache_settings, open_cache
-from ups.data.codec_errors import CodecErrors, mean_floor
-from ups.data.file_identity import file_identity
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.noise import noise_of, window_places
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
-from ups.data.sources import data_files, open_sources, split_of, split_rows, table_of, trajectories_of
+from ups.data.sources import (
+    data_files,
+    file_identity,
+    open_sources,
+    split_of,
+    split_rows,
+    table_of,
+    trajectories_of,
+)
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
+from ups.metrics.errors import rmse
+from ups.metrics.intervals import ratio
+from ups.metrics.spectra import rms
 from ups.tasks import Task
 from ups.userdata.data_checks import Extremes, may_hold_fill_values, suspects
 from ups.userdata.masks import is_wrong
@@ -56,7 +66,7 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
     paths = data_files(config, task_name)
-    if missing := [str(file) for path in paths for file in parts_of(path) if not file.exists()]:
+    if missing := [str(path) for path in paths if not path.exists()]:
         return True, f"the cache is whole; the data are no longer there ({missing[0]})"
     if file_identity(paths) != cache.header["files"]:
         return False, f"the data files changed since {cache.path} was built"
@@ -142,7 +152,6 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(data.task, sources, _read(data, config.cache.chunk, bar))
                 arrays, floor = _encode(data, codecs, file, stream, digest)
-                # after the check for values that were never written
                 if found := suspects(sources[0], extremes):
                     raise ValueError(
                         f"{sources[0].path}: {found[0].what}; expected values of the field. "
@@ -380,3 +389,52 @@ def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     ) as file:
         for name, shape in shapes.items():
             file.create_dataset(f"{name}/latents", shape, np.float32, dcpl=allocated())
+
+
+class CodecErrors:
+    """Errors of a codec for some trajectories, from consecutive blocks of frames."""
+
+    def __init__(self, codec: Tokenizer) -> None:
+        self.codec, self.norms, self.squares, self.last = codec, [], [], None
+
+    def add(self, u: Tensor, stored: Tensor) -> None:
+        """Add the next frames `u` (n, T, C, *space), whose latents were stored as `stored`."""
+        codec = self.codec
+        w = codec.normalise(u)
+        w_pred = codec.decode(stored)
+        self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
+        change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
+        self.squares.append(
+            [(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in (w_pred - w, change)]
+        )
+        self.last = w[:, -1:].clone()
+
+    def result(self) -> Tensor:
+        """Errors (n, C + 3), float64, of all frames added.
+
+        Columns: relative error per frame of each channel (mean over frames; NaN if the truth is zero
+        throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error
+        and of the change from one frame to the next (NaN for one frame).
+        """
+        errors, sizes = torch.cat(self.norms, 2)
+        total, size = (norms.square().sum((1, 2)).sqrt() for norms in (errors, sizes))
+        columns = [ratio(errors, sizes).nanmean(1), ratio(total, size)[:, None]]
+        for blocks in zip(*self.squares, strict=True):
+            num = sum(count for count, _ in blocks)
+            columns.append(
+                sum(count / num * mean for count, mean in blocks if count) if num else blocks[0][1]
+            )
+        return torch.cat(columns, 1)
+
+
+def mean_floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
+    """Means of `CodecErrors.result` over trajectories, as JSON: nrmse per field and overall, and the error
+    over the one-step change."""
+    *channels, total, error, change = (None if math.isnan(x) else x for x in errors.nanmean(0).tolist())
+    defined = [x for x in channels if x is not None]
+    return {
+        "nrmse": sum(defined) / len(defined) if defined else None,
+        "nrmse_global": total,
+        "fields": dict(zip(fields, channels, strict=True)),
+        "over_change": math.sqrt(error / change) if change else None,
+    }

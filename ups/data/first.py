@@ -7,12 +7,11 @@ data are (ups/data/generate.py), so an interrupted download continues. The publi
 file and cannot be compared.
 """
 
-import contextlib
 import gc
 import io
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -34,16 +33,17 @@ from ups.userdata.readers.process import ReadingProcess, is_plain, serve
 from ups.userdata.trajectories import Trajectories
 
 COMMAND = "from ups.data.first import serve_remote; serve_remote()"
-REQUEST_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
-NUM_KEPT = 16  # such blocks
+BLOCK_BYTES = 2**22  # of a request
+NUM_KEPT = 4  # blocks: the metadata of HDF5 lie close together
 FACTS = "num_trajectories", "num_frames", "space", "dt", "parameter"  # of Trajectories
 CHUNK_BYTES = 2**26  # of trajectories, downloaded before they count as done
 MOST_METADATA = 2**28  # bytes to read beside trajectories; the published files need 2**20
+WHOLE = "Correct data.url, or set data.fetch=whole, which downloads the file and compares its MD5"
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server, as h5py reads it. size: in bytes; edition: ETag or date, which changes
-    with the file. allowed: bytes to ask for. error: the last one, because HDF5 may hide it."""
+    """A file on a web server, as h5py reads it, in aligned blocks. size: in bytes; edition: ETag or date,
+    which changes with the file; allowed: bytes to ask for; error: the last one, because HDF5 may hide it."""
 
     def __init__(self, url: str, path: Path, patience: Patience) -> None:
         require_address(url)
@@ -59,124 +59,92 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         num = max(0, min(len(buffer), self.size - self.at))
+        first, start = divmod(self.at, BLOCK_BYTES)
         try:
-            found = self._bytes(num)
+            found = b"".join(map(self.block, range(first, -(-(self.at + num) // BLOCK_BYTES))))
         except Exception as error:
             self.error = error
             raise
-        buffer[:num] = found
+        buffer[:num] = found[start : start + num]
         self.at += num
         return num
 
-    def _bytes(self, num: int) -> bytes:
-        """The next `num` bytes."""
-        if num >= REQUEST_BYTES:
-            return self._range(self.at, self.at + num)
-        first, last = self.at // REQUEST_BYTES, (self.at + num - 1) // REQUEST_BYTES
-        start = self.at - first * REQUEST_BYTES
-        return b"".join(map(self.block, range(first, last + 1)))[start : start + num]
-
     def _block(self, number: int) -> bytes:
-        """Bytes of an aligned block."""
-        return self._range(number * REQUEST_BYTES, (number + 1) * REQUEST_BYTES)
-
-    def _range(self, start: int, stop: int) -> bytes:
-        """Bytes start..stop-1, fewer at the end of the file. Raises ValueError for a server without HTTP
-        Range or a file that changed, and the errors of `Patience.persist`."""
-        received = bytearray()
-        self.allowed -= stop - start
+        """The bytes of a block. Raises ValueError for a server without HTTP Range or a file that changed, and
+        the errors of `Patience.persist`."""
+        start, stop, received = number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES, []
+        self.allowed -= BLOCK_BYTES
         if self.allowed < 0:
             raise ValueError(
                 f"{self.url} needs more than {MOST_METADATA // 2**20} MiB beside its numbers; expected a "
-                "file of fields. Check data.url, or set data.fetch=whole, which compares its MD5."
+                f"file of fields. {WHOLE}."
             )
 
         def attempt() -> None:
-            have = start + len(received)
-            answer = answered(
-                urllib.request.Request(self.url, headers={"Range": f"bytes={have}-{stop - 1}"}),
-                self.patience.timeout_s,
-            )
-            with answer:
-                end = self._accept(answer, have, stop)
-                for block in blocks(answer, end - have, self.patience.timeout_s):
-                    received.extend(block)
-            if start + len(received) < end:
-                raise ConnectionError(f"the connection closed at byte {start + len(received)} of {end}")
+            received.clear()
+            headers = {"Range": f"bytes={start}-{stop - 1}"}
+            with answered(
+                urllib.request.Request(self.url, headers=headers), self.patience.timeout_s
+            ) as answer:
+                end = self._accept(answer, start, stop)
+                received.extend(blocks(answer, end - start, self.patience.timeout_s))
+            if (have := start + sum(map(len, received))) < end:
+                raise ConnectionError(f"the connection closed at byte {have} of {end}")
 
-        self.patience.persist(attempt, lambda: start + len(received), self.url, self.path)
-        return bytes(received)
+        self.patience.persist(attempt, lambda: start + sum(map(len, received)), self.url, self.path)
+        return b"".join(received)
 
     def _accept(self, answer: Any, start: int, stop: int) -> int:
-        """The byte after the range in `answer`, checked against the request start..stop-1."""
+        """The byte after the range in `answer`, which must be that of the request start..stop-1."""
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range") or "")
-        whole = "set data.fetch=whole, which downloads the file and compares its MD5"
         if answer.status != 206 or not found:
             raise ValueError(
                 f"{self.url} answers with the whole file (status {answer.status}) to a request "
-                f"for a range of bytes; expected a server with HTTP Range. Correct data.url, or {whole}."
+                f"for a range of bytes; expected a server with HTTP Range. {WHOLE}."
             )
         first, last, size = map(int, found.groups())
         edition = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         if self.size < 0:
             self.size, self.edition = size, edition
-        if (size, edition) != (self.size, self.edition):
+        if (size, edition, first, last) != (self.size, self.edition, start, min(stop, self.size) - 1):
             raise ValueError(
-                f"{self.url} changed while it was read (from {self.size} bytes, "
-                f"{self.edition!r}, to {size}, {edition!r}); expected one file. Remove "
-                f"{partial_path(self.path)} and run the same command again, or {whole}."
-            )
-        if (first, last + 1) != (start, min(stop, size)):
-            raise ValueError(
-                f"{self.url} gave bytes {first} to {last}; expected {start} to "
-                f"{min(stop, size) - 1}. Correct data.url, or {whole}."
+                f"{self.url} changed while it was read, or gave other bytes than asked for ({first} to "
+                f"{last} of {size}, {edition!r}); expected {start} to {min(stop, self.size) - 1} of "
+                f"{self.size}, {self.edition!r}. Remove {partial_path(self.path)} and run the same command "
+                f"again. {WHOLE}."
             )
         return last + 1
 
 
 class Remote:
-    """The open HDF5 file of a server, in a reading process. path: of the file to be."""
+    """The open HDF5 file of a server, in a reading process. path: its address."""
 
     is_single, used = False, (0.0, 0)
 
     def __init__(self, url: str, path: Path, task: str, num: int, patience: dict[str, Any]) -> None:
-        self.path = url
-        self.remote = RemoteFile(url, path, Patience(**patience))
-        with self._explained(path, task):
+        self.path, self.remote = url, RemoteFile(url, path, Patience(**patience))
+        try:
             self.file = h5py.File(self.remote, "r")
             self.data = describe(self.file, path, task)
-            _require_rows(self.file, self.data, url, num)
-
-    @contextlib.contextmanager
-    def _explained(self, path: Path, task: str) -> Iterator[None]:
-        """Errors of the server are raised as they are, those of HDF5 as ValueError."""
-        try:
-            yield
         except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
-            if self.remote.error:
-                raise self.remote.error from None
-            text = str(error).replace(str(path), self.path)
-            if self.path in text:  # our own
-                raise ValueError(text) from None
-            raise ValueError(
-                f"{self.path} is no readable HDF5 file ({error}); expected one of {task}. Check data.url, "
-                "or set data.fetch=whole, which compares its MD5."
+            raise self.remote.error or ValueError(
+                f"{url} is no readable HDF5 file ({error}); expected one of {task}. {WHOLE}."
             ) from error
+        _require_rows(self.file, self.data, url, num)
 
     def about(self) -> dict[str, Any]:
         """What `fetch_first` needs to know."""
         data, key = self.data, layout_of(self.data.task).coordinate
-        with self._explained(data.path, data.task.name):
-            return {
-                **{name: getattr(data, name) for name in FACTS},
-                "edition": self.remote.edition or str(self.remote.size),
-                "attributes": {
-                    require_plain_name(name, self.path): value
-                    for name, value in self.file.attrs.items()
-                    if name not in (SETTINGS, PROGRESS) and is_plain(value)  # the former mark files of ours
-                },
-                "coordinates": {key(axis): node(self.file, key(axis))[()] for axis in data.coordinates},
-            }
+        return {
+            **{name: getattr(data, name) for name in FACTS},
+            "edition": self.remote.edition or str(self.remote.size),
+            "attributes": {
+                require_plain_name(name, self.path): value
+                for name, value in self.file.attrs.items()
+                if name not in (SETTINGS, PROGRESS) and is_plain(value)  # the former mark files of ours
+            },
+            "coordinates": {key(axis): node(self.file, key(axis))[()] for axis in data.coordinates},
+        }
 
     def allow(self, first: int, last: int) -> None:
         """Grant `rows` room and time."""
@@ -186,9 +154,10 @@ class Remote:
 
     def rows(self, first: int, last: int) -> np.ndarray:
         """Trajectories first..last-1, finite."""
-        with self._explained(self.data.path, self.data.task.name):
-            store = Published(self.file, self.data.path, self.data.task)
-            u = self.data.read(first, last, store=store)
+        try:
+            u = self.data.read(first, last, store=Published(self.file, self.data.path, self.data.task))
+        except (OSError, RuntimeError) as error:
+            raise self.remote.error or error from None
         if not np.isfinite(u).all():
             bad = (first + np.flatnonzero(~np.isfinite(u).reshape(len(u), -1).all(1))).tolist()
             raise ValueError(

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from h5py import h5d
 
-from ups.tasks import TASKS, Place, Task
+from ups.tasks import Place, Task
 from ups.userdata.readers.hdf5 import node
 
 # bound of the metadata of one group: headers, trees, coordinates, attributes (a third of it was measured)
@@ -25,31 +25,15 @@ GROUP_BYTES = 2**15
 @dataclass(frozen=True)
 class Layout:
     """The layout with one array per channel. split: order of the splits by trajectory number, PDEBench's
-    convention. opening: start of `describe`."""
+    convention."""
 
     task: Task
     split = ("test", "val", "train")
-    opening = "HDF5 arrays"
 
     def shape(self, array: Place, num: int, frames: int, resolution: int) -> tuple[int, ...]:
         """Shape of a stored array."""
         sizes = {"trajectory": num, "time": frames, "channel": len(array.fields)}
         return tuple(sizes.get(axis, resolution) for axis in array.axes)
-
-    def describe(self, num: int, frames: int, resolution: int) -> str:
-        """The required content of a file in words: arrays, axes, shapes, coordinates, attributes."""
-        task = self.task
-        items = [
-            *[
-                f"{array.array.removeprefix('*/')} ({', '.join(array.axes)}) = "
-                f"{self.shape(array, num, frames, resolution)} of floats"
-                for array in task.arrays
-            ],
-            *[f"{self.coordinate('t')} = ({frames},), the frames' times"] * (not task.is_steady),
-            *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
-            *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters),
-        ]
-        return f"{self.opening.format(num)} {'; '.join(items)}"
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
@@ -70,26 +54,6 @@ class Layout:
     def names(self, file: h5py.File) -> tuple[str, ...]:
         """Names of the trajectories' groups; () without groups."""
         return tuple(sorted(filter(str.isdigit, file), key=int)) if self.task.is_grouped else ()
-
-    def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
-        """{"config": settings of PDEBench's generator, as text}, {} if the file has none.
-
-        They are an attribute of the first trajectory's group, or of the file (config or, in older files,
-        0000/config)."""
-        places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
-        places += [(node(file, name).attrs, "config")] if name else []
-        found = [attributes[key] for attributes, key in places if key in attributes]
-        if not found:
-            return {}
-        return {"config": found[0].decode() if isinstance(found[0], bytes) else str(found[0])}
-
-    def fits(self, file: h5py.File) -> bool:
-        """Whether a file has the keys of this task, with arrays of as many axes."""
-        return all(
-            len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
-            == len(array.axes)
-            for array in self.task.arrays
-        )
 
     def dataset(self, file: h5py.File, array: Place, name: str = "") -> h5py.Dataset:
         """The dataset of an array, which may have a leading axis of length 1. Raises ValueError if there is
@@ -163,7 +127,6 @@ class Groups(Layout):
     """The layout with one group per trajectory, which holds one array of all channels."""
 
     split = ("train", "val", "test")
-    opening = "{} HDF5 groups 0000, 0001, .., one per trajectory, each with"
 
     def coordinate(self, axis: str, name: str = "") -> str:
         return f"{name}/grid/{axis}".lstrip("/")
@@ -210,18 +173,14 @@ def layout_of(task: Task) -> Layout:
 
 
 def found_in(file: h5py.File) -> str:
-    """The keys of a file, and the tasks that it fits, in words."""
+    """The keys of a file in words."""
     keys = sorted(file)
     listing = [
         f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
         for key in keys[:8]
     ]
-    could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
     more = f" and {len(keys) - 8} more" * (len(keys) > 8)
-    return (
-        f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
-        f"{', '.join(could_be) or 'none of ours'}."
-    )
+    return f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks."
 
 
 def fixed_text(text: str) -> np.bytes_:

@@ -215,7 +215,7 @@ def describe(
         key: value.item() if getattr(value, "size", 0) == 1 else value
         for key, value in file.attrs.items()
         if "/" not in key
-    } | layout.config(file, *groups[:1])
+    }
     _require_task(path, spec, attributes, made)
     coordinates = _coordinates(file, path, layout, groups, frames, space)
     if made and "whole" in made[0]:

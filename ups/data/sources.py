@@ -1,19 +1,20 @@
 """The data files of a task, published, generated or the user's, as one set of trajectories."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import parts_of
 from ups.common.place import make_target
 from ups.config.schema import Config, TaskConfig, UserTaskConfig
-from ups.data.layout import layout_of
 from ups.data.pdebench import open_data, split_indices
 from ups.tasks import get_task
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.trajectories import MOST_VALUES, Trajectories
+
+SAMPLES, SAMPLE_BYTES = 256, 2**14  # read from a file to tell it from another of its size: 4 MiB, 10 ms
 
 
 def needs_files(settings: TaskConfig) -> bool:
@@ -158,17 +159,41 @@ def list_user_files(config: Config, tasks: Sequence[str]) -> None:
     FileNotFoundError for a file that is missing or not as configured.
     """
     for task in tasks:
-        wanted = config.task[task]
         for path in data_files(config, task):
-            if not all(part.exists() for part in parts_of(path)):
+            if not path.exists():
                 there = sorted(other.name for other in path.parent.glob("*"))
-                layout = layout_of(get_task(task)).describe(
-                    wanted.num_trajectories, wanted.num_frames, wanted.resolution
-                )
                 raise FileNotFoundError(
-                    f"no data file {path}; expected yours there (data.source=user). Write {layout}; or "
-                    f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
+                    f"no data file {path}; expected yours there (data.source=user). Write it in PDEBench's "
+                    f"layout, as `{make_target('data')}` does; or correct data.root or task.{task} (in that "
+                    f"folder: {', '.join(there[:5]) or 'nothing'})."
                 )
         for source in open_sources(config, task):
             notes = "".join(f"; {note}" for note in source.notes)
             print(f"{source.path}: yours, {source.num_trajectories} trajectories of {task}{notes}")
+
+
+def file_identity(paths: Iterable[Path]) -> list[list]:
+    """Name, size, time of change and a digest of some bytes, for every file, also those in a folder (zarr).
+
+    The digest is needed because a copied file may have the same size and time.
+    """
+    found = []
+    for path in paths:
+        files = [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+        count = min(len(files), SAMPLES)
+        sampled = (np.arange(count) * len(files) // max(1, count)).tolist()
+        digests = {files[i]: _sample_digest(files[i], SAMPLES // count) for i in sampled}
+        for file in files:
+            name, status = str(file.relative_to(path.parent)), file.stat()
+            found.append([name, status.st_size, status.st_mtime_ns, digests.get(file, "")])
+    return found
+
+
+def _sample_digest(path: Path, num: int) -> str:
+    """A digest of `num` samples, equally spaced from the first bytes of a file to the last."""
+    digest, size = hashlib.blake2b(digest_size=8), path.stat().st_size
+    with path.open("rb") as file:
+        for at in np.unique(np.linspace(0, max(0, size - SAMPLE_BYTES), num).astype(np.int64)).tolist():
+            file.seek(at)
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

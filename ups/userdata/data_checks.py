@@ -1,5 +1,6 @@
-"""Checks of the doctor for user data: numbers that may mean missing, resolution and cost of the grid, points
-on walls.
+"""Checks of the doctor for user data: numbers that may mean missing, the resolution of the grid, and whether
+the fields are as their section states (at the ends of periodic axes, in a mirror, positive, conserved,
+bounded).
 
 A value means missing without saying so if it is in many cells and far from all others: -9999, 1e20, or a 0 if
 the field is never near 0. A plateau of a field is no such value: the numbers beside it lead up to it.
@@ -13,9 +14,9 @@ import numpy as np
 
 from ups.common.text import frames_ahead
 from ups.tasks import Finding, Task
-from ups.userdata.grid import MOST_UNEVEN, choose_patch, evenness, find_coordinates, is_globe, on_walls
+from ups.userdata.grid import MOST_UNEVEN, evenness, find_coordinates
 from ups.userdata.readers import open_store
-from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
+from ups_discovery.boundary import PERIODIC, along
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
@@ -26,8 +27,12 @@ RESOLVED = 16  # cells of an axis from which a spectrum tells anything
 CUT_OFF = 1e-3  # of the variance: Gray-Scott on 48 x 48 cells, which no model forecasts well, has 4e-3, on
 # twice as fine a grid 1e-5; Burgers' shocks 7e-7 on 256 cells and 3e-3 on 64
 TINY = np.finfo(np.float64).tiny
-MOST_TOKENS = 2**14  # of a frame
 SHORT_WINDOW = 5  # frames: less than that many leads say little of a forecast
+JUMP = 8.0  # times the mean difference of neighbours: more than any resolved periodic field jumps
+KEPT = 1e-5  # of its RMS, that a mean may move for forecasts to keep it (ups/models/base_selection.py)
+DRIFT = 1e-2  # of it: no rounding, no lossy solver, another equation
+ODD = 0.1, 5.0  # correlation that a mirror forbids, and its mean over its standard error, which are no chance
+BEYOND = 1e-3  # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
 class Extremes:
@@ -156,51 +161,101 @@ def uneven(data: Any, scan: Any) -> Iterator[Finding]:
             )
 
 
-def num_tokens(cells: Sequence[int]) -> int:
-    """Number of tokens of a frame, with the patch that is chosen for a grid of these cells per axis."""
-    return math.prod(n // choose_patch(cells) for n in cells)
+def jumps(u: Any, axis: int) -> float:
+    """The jump of a field (..., *space) where the ends of an axis meet, over the mean difference of
+    neighbours."""
+    inside = np.abs(np.diff(u, axis=axis)).mean()
+    return float(np.abs(u.take(0, axis) - u.take(-1, axis)).mean() / max(inside, np.finfo(np.float64).tiny))
 
 
-def affordable(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether a patch divides the grid, so that a frame is few tokens."""
-    cells = list(data.space)
-    tokens = num_tokens(cells)
-    if tokens > MOST_TOKENS:
-        key, listed = f"task.{data.task.name}", " x ".join(map(str, cells))
-        fewer = [
-            stride for stride in range(2, 9) if num_tokens([-(-n // stride) for n in cells]) <= MOST_TOKENS
-        ]
-        what = (
-            f"no patch divides a grid of {listed} cells well, so a frame is {tokens:,} tokens, "
-            f"{tokens / MOST_TOKENS:.0f} times as many as is usual, and training as much slower"
-        )
-        yield Finding(
-            "caution",
-            what,
-            f"write {key}.space_stride: {fewer[0]} to take one cell in {fewer[0]} along each axis"
-            if fewer
-            else "cut the grid to numbers of cells with small divisors",
-        )
+def _states(data: Any) -> Any:
+    """Some trajectories (n, time, channel, *space), float64, without forcing, which may be rough."""
+    task = data.task
+    u = data.stratified_rows(SAMPLES)[1][:, :, : len(task.channels) - len(task.forcing)]
+    return u.astype(np.float64)
 
 
-def walls(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the first and the last point of an axis lie on its walls and not half a cell inside.
+def seams(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the field is continuous where the ends of periodic axes meet."""
+    task, u = data.task, _states(data)
+    for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
+        ratio = jumps(u, number - task.ndim)
+        if end == PERIODIC and ratio > JUMP:
+            yield Finding(
+                "error",
+                f"{axis} is said to be periodic, and the field jumps where its ends meet, "
+                f"by {ratio:.3g} times the difference of neighbours",
+                f"write task.{task.name}.boundary: no_flux (or dirichlet, outflow; one per axis as "
+                "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat",
+            )
 
-    Allen-Cahn's equation between Dirichlet walls, 32 intervals, the base equation alone: nRMSE 0.84 on points
-    that include the walls, 7e-4 on cell centres.
+
+def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the mirror image of a solution may be a solution.
+
+    A mirror changes the sign of du/dt du/dx for every field, and of du/dt u du/dx for fields that keep their
+    sign, so the mean of both must be zero. A wave that travels one way fails the first test; a velocity that
+    carries itself fails the second, unless it is named as a vector.
     """
     task = data.task
-    for axis, (low, high), end in zip(task.axes, task.spans, along(task.boundary, task.ndim), strict=True):
-        x = data.coordinates[axis]
-        if end not in (NO_FLUX, DIRICHLET) or len(x) < 2 or is_globe(axis):
-            continue
-        step = (x[1] - x[0]) / data.space_stride
-        if on_walls(low, high, round((high - low) / step)):
+    if not task.is_symmetric or task.is_steady:
+        return
+    u = _states(data)
+    middle, change = (u[:, 1:] + u[:, :-1]) / 2, np.diff(u, axis=1)
+    for number, axis in enumerate(task.axes):
+        slope = np.gradient(middle, axis=number + 3)
+        for channel, name in enumerate(task.moving):
+            turned = name in task.vector[number :: task.ndim]
+            for word, odd in (("its slope", slope), ("itself times its slope", middle * slope))[: 2 - turned]:
+                a, b = (part[:, :, channel].reshape(len(u), -1) for part in (change, odd))
+                found = (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)
+                error = found.std(ddof=1) / np.sqrt(len(u)) if len(u) > 1 else np.inf
+                if abs(found.mean()) > max(ODD[0], ODD[1] * error):
+                    yield Finding(
+                        "error",
+                        f"mirrored along {axis}, {name} is no solution: its change goes with {word} "
+                        f"(correlation {found.mean():.2f}), which a mirror turns round",
+                        f"name the fields that it turns in task.{task.name}.vector, one per axis, "
+                        f"or leave mirror out of task.{task.name}.symmetries",
+                    )
+                    break
+
+
+def stated(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the data are positive, conserved and bounded where the section states it."""
+    task, key = data.task, f"task.{data.task.name}"
+    for name in task.positive:
+        if (lowest := scan.lowest[task.channels.index(name)]) <= 0:
             yield Finding(
-                "caution",
-                f"the first and the last point of {axis} seem to lie on the walls, {low + step / 2:g} and "
-                f"{high - step / 2:g}, and bases mirror the field half a cell beyond them",
-                "expect larger errors at the walls if the base linear does not serve; fields at cell "
-                "centres, half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) "
-                f"/ 2 along {axis})",
+                "error",
+                f"{name} is said to be positive, and goes down to {lowest:.3g}",
+                f"leave {name} out of {key}.positive, or mend the files",
+            )
+    drifts = np.median(scan.mean_changes, 0) if scan.mean_changes else []
+    for name in task.conserved if scan.mean_changes else ():
+        drift = drifts[task.channels.index(name)]
+        moves = f"the mean of {name} moves by {drift:.2g} of its RMS"
+        if drift <= KEPT:
+            yield Finding("info", f"{moves}: it is conserved, and forecasts will keep it", "nothing")
+        elif drift <= DRIFT:
+            yield Finding(
+                "warning",
+                f"{moves}, and is said to be conserved: forecasts are held to it up to {KEPT:g} only",
+                f"leave {name} out of {key}.conserved, or save "
+                "what a conservative solver gives, on all of its cells",
+            )
+        else:
+            yield Finding(
+                "error", f"{moves}, and is said to be conserved", f"leave {name} out of {key}.conserved"
+            )
+    for name in task.bounded:
+        u = data.stratified_rows(SAMPLES)[1][:, :, task.channels.index(name)].astype(np.float64)
+        u = u.reshape(*u.shape[:2], -1)
+        low, high = u[:, 0].min(1), u[:, 0].max(1)
+        beyond = np.maximum(u.max((1, 2)) - high, low - u.min((1, 2))).max() / max((high - low).max(), 1e-300)
+        if beyond > BEYOND:
+            yield Finding(
+                "error",
+                f"{name} is said to be bounded, and leaves the range of its start by {beyond:.2g} of it",
+                f"leave {name} out of {key}.bounded",
             )

@@ -1,30 +1,35 @@
 """The configuration section for a user's file, written from its contents, with a question mark at every
 guess: `python prepare_data.py --describe my.h5`."""
 
+import itertools
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from ups.common.files import TOGETHER
-from ups.tasks import TASKS, require_name
-from ups.userdata.conversions import require_films, require_no_scene, require_same_points, saved_times
+from ups.tasks import TASKS, make_user_task, require_name
+from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
+    CONVERT,
+    SPACE,
     Guess,
+    candidates,
     fields_of,
-    is_table,
-    other_reading,
-    parameter_lists,
+    is_counter,
+    is_place,
+    lists_of,
+    require_few,
     require_field,
     series_of,
     words_of,
 )
-from ups.userdata.describe_check import sound
-from ups.userdata.describe_coordinates import candidates
 from ups.userdata.describe_files import (
     are_dated,
-    companion_lines,
     frames_with_gaps,
     length_lines,
     missing_lines,
@@ -34,14 +39,16 @@ from ups.userdata.describe_files import (
     sibling_files,
 )
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
-from ups.userdata.describe_lines import Line, written
+from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_pdebench, from_well, is_well
-from ups.userdata.layout import field_names, field_of
+from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
+from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
-from ups.userdata.times import jumps_in, times_in
-from ups.userdata.trajectories import ENOUGH_RUNS
+from ups.userdata.section import DEFAULTS, complete, facts
+from ups.userdata.the_well import from_well, is_well
+from ups.userdata.times import TIMES, jumps_in, times_in
+from ups.userdata.trajectories import ENOUGH_RUNS, Trajectories
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
 # few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,
@@ -52,7 +59,10 @@ SHORTEST, USEFUL, LONGEST = 3, 10, 50
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
-SHELL = re.compile(r"[\w./*-]+")  # of a file's name that may stand in a command
+SPARE = ("forcing", "missing", "num_frames", "parameters", "repeated", "skip_missing")  # keys to do without
+MOST_EXAMINED = 20  # files of a section
+SCANNED = 2**24  # numbers, up to which data are read here
+VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
 
 
 def describe_file(path: str) -> str:
@@ -60,9 +70,9 @@ def describe_file(path: str) -> str:
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
-    require_no_scene(Path(path))
     with open_store(path) as store:
-        require_films(store)
+        require_few(store, store.first_names())  # before all are looked at
+        require_few(store, store.names())
         name, head = _name(Path(store.path)), Line("files", *pattern_of(Path(store.path)))
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
         section, note = sound(name, [head, *section], test_fraction, Path(store.path))
@@ -80,7 +90,7 @@ def describe_file(path: str) -> str:
 
 def _name(path: Path) -> str:
     """A name of a task, made from a file's."""
-    stem = Path(pattern_of(path)[0].split(TOGETHER)[0]).stem.lower()
+    stem = Path(pattern_of(path)[0]).stem.lower()
     name = re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_")
     try:
         require_name(name)
@@ -116,17 +126,17 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             "file of a field in space."
         )
     require_field(guess)
-    require_same_points(guess)
+    _require_one_grid(guess)
     cut, num = _choose_windows(guess)
-    if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
+    is_dated = guess.sizes.get("time") == 1 or (guess.is_steady and _is_dated(guess))
+    if is_dated or (guess.is_steady and (len(guess.axes) < 2 or num < FEWEST)):
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     fields = [field_of(array) for array in guess.axes]
-    fraction = math.ceil(100 * LEAST / num) / 100
+    fraction = math.ceil(100 * LEAST / max(1, num)) / 100  # the loader refuses 0
     windows = Line("cut", cut, f"frames: {num} windows of the runs, those of test the last in time")
     section = [
         *_layout_lines(guess, is_sure),
-        *companion_lines(guess),
         *grid_lines(guess, absent),
         *_time_lines(guess),
         *_forcing_lines(guess, series),
@@ -139,13 +149,24 @@ def _describe(store: Store) -> tuple[list[Line], float]:
     return section, fraction if USUAL_FRACTION < fraction <= LARGEST_FRACTION else 0.0
 
 
+def _require_one_grid(guess: Guess) -> None:
+    """Raise ValueError for fields along different axes of space, as those of a staggered grid."""
+    space = {array: {word for word in words if word not in WORDS} for array, words in guess.axes.items()}
+    for (one, axes), (other, others) in itertools.combinations(space.items(), 2):
+        if axes - others and others - axes:
+            raise ValueError(
+                f"{guess.store.path} holds {one} along {', '.join(sorted(axes))} and {other} along "
+                f"{', '.join(sorted(others))}; expected all fields on one grid. Interpolate them to the same "
+                f"points ({CONVERT}), and describe that file."
+            )
+
+
 def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
     """(Fields with words for their axes, whether the file determines these words, arrays with one number per
     frame)."""
-    groups = store.groups("*/data")
-    if groups and len(store.array(f"{groups[0]}/data").shape) >= 3:
-        layout = from_pdebench(store)["layout"]
-        return Guess(store, {array: entry["axes"] for array, entry in layout.items()}), True, []
+    groups = store.groups("*/data")  # as PDEBench stores runs
+    if groups and (num_axes := len(store.array(f"{groups[0]}/data").shape)) >= 3:
+        return Guess(store, {"*/data": ["time", *"xyz"[: num_axes - 2], "channel"]}), True, []
     fields = fields_of(store)
     if not fields:
         raise ValueError(
@@ -174,8 +195,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
         if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
-    others = [] if is_sure else [*other_reading(guess), *saved_times(guess.store, guess.axes)]
-    return [Line("layout", tuple(arrays)), *others]
+    return [Line("layout", tuple(arrays))]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
@@ -199,22 +219,12 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
 
 
 def _only_maps(guess: Guess, num: int) -> str:
-    """The error message for maps without an axis of time. If every file holds one frame, it has a command
-    that joins them."""
+    """The error message for maps without an axis of time."""
     path, maps = Path(guess.store.path), " and of ".join(guess.axes)
     if len(files := sibling_files(path)) > 1 and "trajectory" not in guess.words:
-        pattern, _ = pattern_of(path)
-        join = "Stack them along an axis of time in one file, as numpy.stack does, and describe that file."
-        time = _date_axis(guess)
-        if time.isidentifier() and SHELL.fullmatch(pattern):
-            join = (
-                'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) '
-                f"for path in glob.glob('{pattern}')], '{time}').sortby('{time}')"
-                ".to_netcdf('joined.nc')\", and describe joined.nc."
-            )
         return (
             f"{path} holds one map of {maps}, as do {len(files)} files of such names; expected the frames of "
-            f"a run in one file, with an axis of time. {join}"
+            f"a run in one file, with an axis of time. Join them ({CONVERT}), and describe that file."
         )
     return (
         f"{path} holds {num} map{'s' * (num > 1)} of {maps}, without an axis of time; expected frames, or "
@@ -223,13 +233,13 @@ def _only_maps(guess: Guess, num: int) -> str:
     )
 
 
-def _date_axis(guess: Guess) -> str:
-    """The name of an axis of length 1 along which a date is stored, "" if there is none."""
+def _is_dated(guess: Guess) -> bool:
+    """Whether maps have one date, along an axis of length 1."""
     store = guess.store
     names = zip(store.first_array(guess.array).axes, guess.words, strict=False)
     single = [(name,) for name, word in names if word == "single"]
     dates = [name for name in store.names() if " since " in str(store.attributes(name).get("units", ""))]
-    return next((store.array(name).axes[0] for name in dates if store.array(name).axes in single), "")
+    return any(store.array(name).axes in single for name in dates)
 
 
 def _time_lines(guess: Guess) -> list[Line]:
@@ -286,6 +296,25 @@ def _differing_in_runs(guess: Guess) -> list[str]:
     return [place for place in differing if place in names.values()]
 
 
+def _parameter_lists(guess: Guess) -> list[str]:
+    """Lists with one number per trajectory that are no coordinates and may be parameters."""
+    store, num = guess.store, guess.num_trajectories
+    known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
+    for array in guess.axes:
+        groups = store.groups(array) if "*" in array else [""]
+        known |= {array.replace("*", group) for group in groups}
+    for name in store.names():  # coordinates, and what varies along a named axis
+        axes = store.array(name).axes
+        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
+        known |= {*axes, *[name] * is_coordinate}
+    return [
+        name
+        for name, values in lists_of(store, guess.axes).items()
+        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
+        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
+    ]
+
+
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
     store, differing = guess.store, set()
@@ -297,7 +326,7 @@ def _parameter_lines(guess: Guess) -> list[Line]:
     names = [
         *[name for name in numbers if name in differing],
         *_differing_in_runs(guess),
-        *parameter_lists(guess),
+        *_parameter_lists(guess),
     ][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []
@@ -308,14 +337,6 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
         places = {field_of(name): name for name in [*same][:MOST_PARAMETERS]}
         lines.append(Line("parameters", places, note, is_offered=True))
-    for name in store.names():
-        array = store.array(name)
-        if name not in guess.axes and is_table(array) and guess.num_trajectories in array.shape:
-            note = (
-                f"{name} of shape {array.shape} holds several numbers of each trajectory: does the equation "
-                "depend on them? Then write each as an array of its own, and name it in parameters?"
-            )
-            lines.append(Line(note=note))
     return lines
 
 
@@ -337,3 +358,59 @@ def _open_questions(fields: list[str], is_forced: bool = False) -> list[Line]:
         note = "which fields vary in time and are known in advance (heating, a control)?"
         questions.insert(2, ("forcing", last, note))
     return [Line(key, value, note, is_offered=True) for key, value, note in questions]
+
+
+def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) -> tuple[list[Line], str]:
+    """(The lines of a section, those that the files refuse as questions; the horizon in words.)
+
+    Raises ValueError if a line is refused that the section cannot do without.
+    """
+    lines = list(lines)
+    while True:
+        try:
+            data = _examine(name, meant(lines), test_fraction or TEST_FRACTION)
+        except (ValueError, FileNotFoundError) as error:
+            refused = re.match(rf"task\.{name}\.(\w+)(?:\.(\w+))?: (.*)", str(error), re.DOTALL)
+            number = next(
+                (
+                    number
+                    for number, line in enumerate(lines)
+                    if refused and line.key == refused[1] in SPARE and not line.is_offered
+                ),
+                None,
+            )
+            if number is None:
+                raise ValueError(f"{path} cannot be described: {error}") from error
+            lines[number : number + 1] = _asked(lines[number], refused[2], refused[3])
+        else:
+            return lines, horizon_words(data)
+
+
+def _asked(line: Line, part: str | None, why: str) -> list[Line]:
+    """The lines in place of one that was refused, or of the entry `part` of its value."""
+    if part and isinstance(line.value, dict) and part in line.value:
+        rest = {key: value for key, value in line.value.items() if key != part}
+        refused = replace(line, value={part: line.value[part]}, note=f"{why} Is it one?", is_offered=True)
+        return [*[replace(line, value=rest)] * bool(rest), refused]
+    return [replace(line, note=f"{why} Is it right?", is_offered=True)]
+
+
+def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajectories:
+    """The trajectories of the first files. Raises ValueError or FileNotFoundError as the loader does for this
+    section, and as the doctor does for these files."""
+    full = complete(name, {**DEFAULTS, **section})
+    layout = {array: SimpleNamespace(**entry) for array, entry in full["layout"].items()}
+    task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
+    paths = user_files(name, full["files"])
+
+    def opened(skip_missing: bool) -> Trajectories:
+        keys = ("resolution", "num_frames", "dt", "cut")
+        return open_user_files(
+            task, paths[:MOST_EXAMINED], **{key: full[key] for key in keys}, skip_missing=skip_missing
+        )
+
+    data = opened(False)
+    num = data.num_trajectories * data.num_frames * len(task.channels) * math.prod(data.space)
+    if len(paths) <= MOST_EXAMINED and num <= SCANNED:
+        opened(full["skip_missing"]).split(VAL_FRACTION, test_fraction)
+    return data

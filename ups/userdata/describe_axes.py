@@ -1,5 +1,5 @@
 """Which arrays of a file are fields, and words for their axes: from their names, from the lengths of
-coordinates, else in the usual order."""
+coordinates (lists of numbers that rise or fall, whatever their names), else in the usual order."""
 
 import itertools
 import re
@@ -10,27 +10,27 @@ from functools import cached_property
 import numpy as np
 
 from ups.tasks import Place
-from ups.userdata.describe_coordinates import (
-    SPACE,
-    Axis,
-    are_nodes,
-    assigned,
-    candidates,
-    is_counter,
-    is_mesh,
-    is_parameter,
-    lists_of,
-    nodes_of,
-    scattered,
-)
-from ups.userdata.describe_lines import Line
 from ups.userdata.grid import is_globe
-from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid
-from ups.userdata.layout import WORDS, canonical_word, field_of
+from ups.userdata.inspect_file import (
+    COORDINATES,
+    Coordinate,
+    coordinate,
+    is_even,
+    is_even_grid,
+    line_in,
+    rises,
+)
+from ups.userdata.layout import SPACE as SPACE_WORDS
+from ups.userdata.layout import WORDS, canonical_word
 from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# arrays of one shape whose names differ in a number are the frames of a film from this many on, or in groups
+# whose names say so
+FRAMES = 8
+FRAME = re.compile(r"(t|time|frame|step|snapshot|iteration)s?[\W_]*#", re.IGNORECASE)
+CONVERT = 'docs/own_data.md, "Files to convert first"'
 MOST_FIELDS = 100  # of one file that is described
 MOST_ARRAYS = 1000  # likewise, besides those of the same names in numbered groups
 MOST_CHANNELS = 8  # of an axis without a name
@@ -49,6 +49,31 @@ NAMING = (
     "grid_mapping",
 )
 COUNTS = ("coordinate", "grid/", "dimensions/")  # in names of arrays that are no fields
+SPACE = ("x", "y", "z")
+SPACE_NAMES = SPACE_WORDS - {*"ijks"}  # these may be parameters as well
+# lists that count or describe steps of a solver, and are neither times nor parameters
+COUNTERS = re.compile(
+    r"(wall|cpu|world)_?(time|clock)|(time_?)?steps?|dt|iter\w*|i?count\w*|write_number|cycle\w*|cfl"
+)
+# numbers of an equation, one for each trajectory
+PARAMETERS = re.compile(
+    r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|"
+    r"coef\w*|param\w*|amplitude|seed"
+)
+NODES = re.compile(
+    r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?|grid|mesh)"
+)
+POINTS = re.compile(r"(stations?|sites?|sensors?|gauges?|probes?|nodes?)(_?(ids?|names?|numbers?|index))?")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A list of numbers that may be the coordinate of an axis. kind: time, an axis of space, or "" if its
+    name does not tell."""
+
+    name: str
+    kind: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +143,7 @@ def fields_of(store: Store) -> list[str]:
     """The arrays that may be fields: numbers with the most axes, and those with one axis less. A pattern
     stands for arrays of one name in numbered groups."""
     arrays = {name: store.array(name) for name in store.names()}
+    _require_one_film(store, [name for name in arrays if max(arrays[name].shape, default=1) > 1])
     named = {
         word
         for name in arrays
@@ -158,6 +184,22 @@ def fields_of(store: Store) -> list[str]:
     if len(fields) > MOST_FIELDS:
         raise _too_many(store, f"{len(fields)} fields ({', '.join(fields[:3])}, ..)", MOST_FIELDS)
     return fields
+
+
+def _require_one_film(store: Store, names: Sequence[str]) -> None:
+    """Raise ValueError for a film whose frames are arrays of their own."""
+    forms: dict[str, list[str]] = {}
+    for name in names:
+        forms.setdefault(NUMBER.sub("#", name), []).append(name)
+    for form, same in forms.items():
+        group, _, rest = form.partition("/")
+        is_run = bool(rest) and "#" in group and not FRAME.fullmatch(group)  # each numbered group is a run
+        shapes = {store.array(name).shape for name in same}
+        if len(same) >= FRAMES and len(shapes) == 1 and not is_run and "#" != form:
+            raise ValueError(
+                f"{store.path} holds {len(same)} arrays {same[0]}, {same[1]}, .. of shape {shapes.pop()}; "
+                f"expected one with an axis of time. Stack them ({CONVERT}), and describe that file."
+            )
 
 
 def require_few(store: Store, names: Iterable[str]) -> None:
@@ -235,19 +277,9 @@ def words_of(
         is_counted = any(is_parameter(name) and len(lists[name]) == stored.shape[0] for name in lists)
         is_film = not is_counted and _is_alike(store, array, 0)
         words = usual_words(stored.shape, is_film, is_alone)
-        return _with_trajectories(store, array, words) if is_film else words, {}, False
+        return words, {}, False
     words, is_all = _completed(store, array, known)
     return words, names, is_sure and is_all
-
-
-def _with_trajectories(store: Store, array: str, words: list[str]) -> list[str]:
-    """The words of a film, one axis of which counts trajectories if neighbours differ along it alone."""
-    space = [axis for axis, word in enumerate(words) if word in SPACE]
-    apart = [axis for axis in space if not _is_alike(store, array, axis, COMPARED)]
-    if len(apart) != 1 or len(space) < 2:
-        return words
-    named = dict(zip([axis for axis in space if axis not in apart], SPACE, strict=False))
-    return [named.get(axis, "trajectory" if axis in apart else word) for axis, word in enumerate(words)]
 
 
 def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[str], bool]:
@@ -338,11 +370,7 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
     shape = store.array(array).shape
     index = [slice(None, None, max(1, size // SAMPLED)) for size in shape]
     index[axis] = slice(0, most)
-    return are_alike(np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0))
-
-
-def are_alike(u: np.ndarray) -> bool:
-    """Whether neighbours along the first axis are alike, as frames and cells are."""
+    u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
     apart = np.abs(u - u.mean(0)).mean()
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
@@ -392,36 +420,6 @@ def _points_words(guess: Guess, size: int, why: str) -> str:
     )
 
 
-def other_reading(guess: Guess) -> list[Line]:
-    """Another layout that the shapes allow: a film in place of trajectories, frames in place of maps."""
-    array, words = guess.array, guess.words
-    space = [word for word in words if word not in WORDS]
-    is_named = "single" in words or not {*space} <= {*SPACE}
-    if words[0] not in ("trajectory", "time") or "time" in words[2:]:
-        return []
-    if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
-        return []
-    names, more = [array], []
-    if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
-        moved = [SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]]
-        if len(guess.axes) > 1:
-            kind, other, names = "maps", ["trajectory", SPACE[0], *moved], [*guess.axes]
-            more = [Line("inputs", [field_of(array)], is_offered=True)]
-        else:
-            kind, other = "one film", ["time", SPACE[0], *moved]
-    elif words[0] == "time":
-        rest = [word for word in words if word not in ("trajectory", "time")][1:]
-        if not rest:
-            return []
-        kind, other = "trajectories", ["trajectory", "time", *rest]
-    elif words[2:]:
-        kind, other = "frames", ["trajectory", "time", *words[1:-1]]
-    else:
-        kind, other = "frames", ["time", *words[1:]]
-    layout = dict.fromkeys(names, other)
-    return [Line("layout", layout, f"or {kind}, in place of the layout above?", is_offered=True), *more]
-
-
 def series_of(guess: Guess) -> dict[str, list[str]]:
     """Array -> its words, [time] or [trajectory, time], of arrays with one number per frame of the fields,
     which may be known in advance. A length counts only if no axis of space has it too."""
@@ -453,20 +451,127 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     return found
 
 
-def parameter_lists(guess: Guess) -> list[str]:
-    """Lists with one number per trajectory that are no coordinates and may be parameters."""
-    store, num = guess.store, guess.num_trajectories
-    known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
-    for array in guess.axes:
-        groups = store.groups(array) if "*" in array else [""]
-        known |= {array.replace("*", group) for group in groups}
-    for name in store.names():  # coordinates, and what varies along a named axis
-        axes = store.array(name).axes
-        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
-        known |= {*axes, *[name] * is_coordinate}
-    return [
-        name
-        for name, values in lists_of(store, guess.axes).items()
-        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
-        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
+def lists_of(store: Store, fields: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """The lists of numbers of a file, of arrays that vary along one axis; of runs in groups those of the
+    first group, named as in each group."""
+    groups = next((store.groups(name) for name in fields if "*/" in name), [""])
+    others, found = {*groups[1:]}, {}
+    for name in store.names():
+        group, is_inside, rest = name.partition("/")
+        array = store.array(name)
+        if group not in others and array.shape and array.dtype.kind in "fiu" and name not in fields:
+            if (values := line_in(store, name)) is not None:
+                found[rest if is_inside and group == groups[0] else name] = values
+    return found
+
+
+def is_mesh(store: Store, name: str) -> bool:
+    """Whether an array holds a coordinate for each cell, as numpy.meshgrid makes it."""
+    values = line_in(store, name)
+    return values is not None and (rises(values) or rises(values[::-1]))
+
+
+def kind_of(name: str, units: str = "") -> str:
+    """What a list of this name is the coordinate of: time, an axis of space, "" for any."""
+    last = next((part for part in reversed(name.lower().split("/")) if not re.fullmatch(r"[\d.]+", part)), "")
+    if last in SPACE_NAMES:
+        return last
+    if " since " in units or re.match(r"t|clock|date|.*time", last) or is_counter(name):
+        return "time"
+    if globe := re.match("lat|lon", last):
+        return globe[0]
+    return next((axis for axis in SPACE if last.startswith(axis) or re.fullmatch(rf"\w+_{axis}", last)), "")
+
+
+def is_parameter(name: str) -> bool:
+    return PARAMETERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
+def is_counter(name: str) -> bool:
+    return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
+def are_nodes(name: str, array: Stored) -> bool:
+    """Whether an array holds the coordinates of points, two or three numbers each."""
+    is_list = len(array.shape) == 2 and {2, 3} & {*array.shape} and array.dtype.kind == "f"
+    return bool(is_list) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
+def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
+    """The lists that rise or fall, those of usual names first."""
+    fields = [*fields]
+    usual = []
+    for kind, names in (("time", TIMES), *((axis, (axis,)) for axis in SPACE)):
+        places = {form.format(name) for name in names for form in COORDINATES}
+        found = coordinate(store, [], names) if not places & {*fields} else None
+        if found and (rises(found[1]) or rises(found[1][::-1])):
+            usual.append(Axis(found[0], kind, len(found[1])))
+    known = {axis.name for axis in usual}
+    others = [
+        Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
+        for name, values in lists_of(store, fields).items()
+        if name not in known and not is_parameter(name)
+        if len(values) > 2 and (rises(values) or rises(values[::-1]))
     ]
+    return [*usual, *sorted(others, key=lambda one: (is_counter(one.name), "time" not in one.name.lower()))]
+
+
+def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
+    """(Axis of the array -> its word, word -> the list that is its coordinate, whether lengths alone tell.)
+
+    Names decide between lists of one length, and an axis of two of them has the first."""
+    best: dict[str, Axis] = {}
+    for one in found:
+        if one.kind and (one.size in shape or (one.kind == "time" and one.size - 1 in shape)):
+            best.setdefault(one.kind, one)
+    words: dict[int, str] = {}
+    is_sure = True
+    for size in dict.fromkeys(shape):
+        axes = [axis for axis, n in enumerate(shape) if n == size > 1]
+        exact = [kind for kind, one in best.items() if one.size == size]
+        longer = [kind for kind, one in best.items() if one.size == size + 1 and one.size not in shape]
+        kinds = sorted([*exact, *longer], key=lambda kind: (kind != "time", [*best].index(kind)))
+        in_space = [kind for kind in kinds if kind != "time"]
+        if len(kinds) > len(axes) == len(in_space):
+            kinds = in_space
+        if len(kinds) >= len(axes):
+            words |= dict(zip(axes, kinds, strict=False))
+            is_sure &= len(axes) == len(kinds) == 1
+        elif kinds:  # which of several axes of one length is it?
+            words |= dict(zip(axes[-len(kinds) :] if "time" not in kinds else axes, kinds, strict=False))
+            is_sure = False
+    unnamed = [(axis, one) for axis, n in enumerate(shape) for one in found if not one.kind and one.size == n]
+    time = next((axis for axis, word in words.items() if word == "time"), 0)
+    for axis, one in sorted(unnamed, key=lambda pair: (pair[0] < time, pair[0])):
+        is_alone = shape.count(one.size) == 1 and axis not in words
+        has_time, space = "time" in words.values(), [name for name in SPACE if name not in words.values()]
+        if not is_alone or not space or (has_time and len(words) > 1):  # one number for each trajectory
+            continue
+        is_time = not has_time and (bool(words) or axis < len(shape) - 1)
+        words[axis] = word = "time" if is_time else space[0]
+        best[word], is_sure = one, False
+    return words, {kind: best[kind].name for kind in words.values()}, is_sure
+
+
+def nodes_of(store: Store, size: int) -> str:
+    """The name of an array with coordinates of `size` points, "" if there is none."""
+    names = (name for name in store.names() if are_nodes(name, store.array(name)))
+    return next((name for name in names if size in store.array(name).shape), "")
+
+
+def scattered(store: Store, size: int, axis: str) -> str:
+    """Why `size` cells along the only axis of space, called `axis`, are points and no grid; "" if they may be
+    one."""
+    lists: dict[str, str] = {}
+    for name in store.names():
+        array = store.array(name)
+        if array.shape == (size,) and POINTS.fullmatch(name.rsplit("/", 1)[-1].lower()):
+            return f"{name} counts them"
+        if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
+            values = np.asarray(store.read(name))
+            if not array.axes or not (rises(values) or rises(values[::-1])):
+                lists.setdefault(kind_of(name)[:3], name)
+    for kinds in (SPACE, ("lat", "lon")):
+        if len(names := [lists[kind] for kind in kinds if kind in lists]) > 1:
+            return f"{' and '.join(names)} hold {len(names)} coordinates of each"
+    return ""

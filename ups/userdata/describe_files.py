@@ -1,18 +1,16 @@
-"""What --describe finds in a folder and in whole files: files of one data set, companion fields, runs of
-different lengths, gaps and numbers that mean missing."""
+"""What --describe finds in a folder and in whole files: files of one data set, runs of different lengths,
+gaps and numbers that mean missing."""
 
-import contextlib
 import math
 from glob import escape
 from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import TOGETHER, parts_of
 from ups.common.text import load_yaml, yaml_text
 from ups.tasks import Place
 from ups.userdata.data_checks import Extremes
-from ups.userdata.describe_axes import NUMBER, Guess, require_few
+from ups.userdata.describe_axes import NUMBER, Guess
 from ups.userdata.describe_lines import Line
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.masks import with_nan
@@ -29,7 +27,6 @@ SCANNED = 2**24  # numbers, in which every frame is looked at
 
 def sibling_files(path: Path) -> list[Path]:
     """The files of a folder whose names differ in numbers alone, with `path` among them, in natural order."""
-    path = parts_of(path)[0]
     form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
     found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
     return sorted(found, key=lambda other: natural(str(other))) or [path]
@@ -38,9 +35,6 @@ def sibling_files(path: Path) -> list[Path]:
 def pattern_of(path: Path) -> tuple[str, str]:
     """(A pattern that fits the sibling files, a question or ""). It asks whether they are runs of one system
     if the numbers in their names are neither dates nor consecutive."""
-    if len(parts := parts_of(path)) > 1:
-        found = [pattern_of(part) for part in parts]
-        return TOGETHER.join(name for name, _ in found), found[0][1]
     files = sibling_files(path)
     differ = _varying_numbers(files)
     if not differ:
@@ -63,33 +57,6 @@ def pattern_of(path: Path) -> tuple[str, str]:
         f"values of a parameter (parameters: {yaml_text({'name': named})}), or unlike, such as levels of "
         "noise (name one of them)?"
     )
-
-
-def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
-    """Files in the folder with other fields of the same runs, and the names of these fields: of the shape of
-    `array`, on the same grid and times, with the same numbers in the name of the file."""
-    path, found = Path(store.path), []
-    if len(parts_of(path)) > 1 or "*" in array:
-        return []
-    same, numbers = {*sibling_files(path)}, NUMBER.findall(path.stem)
-    others = [
-        other
-        for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
-        if other not in same and NUMBER.findall(other.stem) == numbers
-    ]
-    for other in others[:MOST_FILES]:
-        with contextlib.suppress(ValueError, OSError):
-            with open_store(other) as alone:
-                require_few(alone, alone.names())
-            with open_store(f"{path}{TOGETHER}{other}") as both:
-                found += [
-                    (other, name)
-                    for name in both.names()
-                    if store.array(name) is None
-                    and not name[0].isdigit()
-                    and both.array(name) == store.array(array)
-                ][:1]
-    return found
 
 
 def run_lengths(store: Store, array: str, axis: int) -> list[int]:
@@ -128,19 +95,6 @@ def _are_counted(values: list[str]) -> bool:
         return False
     counts = sorted(map(int, values))
     return counts == [*range(counts[0], counts[0] + len(counts))]
-
-
-def companion_lines(guess: Guess) -> list[Line]:
-    """An offer of the fields of the same runs in files beside this one."""
-    if not (found := companion_fields(guess.store, guess.array)):
-        return []
-    paths = (Path(guess.store.path), *(other for other, _ in found))
-    names = [*guess.axes, *(name for _, name in found)]
-    question = "in place of those above: files beside this one hold these fields on the same grid and times?"
-    return [
-        Line("files", [pattern_of(path)[0] for path in paths], is_offered=True),
-        Line("layout", dict.fromkeys(names, guess.words), question, is_offered=True),
-    ]
 
 
 def length_lines(guess: Guess, cut: int) -> list[Line]:

@@ -1,14 +1,10 @@
 """What --describe guesses of the grid: boundary, domain and repeated cells."""
 
-import json
-from typing import Any
-
 import numpy as np
 
-from ups.userdata.conversions import resampling
-from ups.userdata.describe_axes import Guess
+from ups.userdata.data_checks import JUMP, jumps
+from ups.userdata.describe_axes import CONVERT, Guess
 from ups.userdata.describe_lines import Line
-from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
 from ups.userdata.masks import averaged, with_nan
@@ -16,8 +12,6 @@ from ups.userdata.readers import Store
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
 
 SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
-BOUNDS = ("domain", "bounds", "extent", "box")  # attributes with the ends of all axes, without any _
-MOST_TEXT = 2**16  # letters of an attribute that is read as JSON
 
 
 def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
@@ -30,7 +24,6 @@ def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
         ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found.get(axis), u, at)
         if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
             repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
-    ends |= _stated_ends(guess, ends)
     same = {*ends.values()}
     note = "as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
     lines = [
@@ -58,12 +51,12 @@ def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray,
 
 def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate]) -> list[Line]:
     """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
-    lines, uneven, domain, names, stated = [], [], {}, {}, _stated_domain(guess)
+    lines, uneven, domain, names = [], [], {}, {}
     for axis in guess.space:
         if axis not in guess.words:
             continue
         if axis not in found:
-            domain[axis] = stated.get(axis, [0.0, 1.0])
+            domain[axis] = [0.0, 1.0]
             continue
         name, x = found[axis]
         if guess.usual(axis) is None:  # the loader needs its name
@@ -93,9 +86,7 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
     note = ""
     if all(isinstance(span, str) for span in domain.values()):
         note = "the arrays of the coordinates"
-    elif {*domain} - {*uneven} <= {*stated}:
-        note = "by the attributes of the file, from wall to wall?" * bool({*stated} & {*domain})
-    else:
+    elif {*domain} - {*uneven}:
         numbers = in_words(numbers_of(guess.store))
         walls = [axis for axis in domain if axis not in uneven and ends[axis] != PERIODIC]
         beyond = ", half a cell beyond the first and the last point" if walls else ""
@@ -110,78 +101,10 @@ def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: floa
     steps = np.abs(np.diff(x))
     return (
         f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
-        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells; "
-        f"or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts "
-        f"them as equal: derivatives along {axis} are then wrong by as much. {resampling(guess, axis, name)}"
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells "
+        f"({CONVERT}); or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, "
+        f"which counts them as equal: derivatives along {axis} are then wrong by as much."
     )
-
-
-def _stated_domain(guess: Guess) -> dict[str, list[float]]:
-    """Axis -> (low, high) by the attributes of the file or of the main field: of py-pde's grid (JSON with
-    bounds), or by usual names such as Lx, x_min and x_max, xlim."""
-    stated, attributes = {}, _attributes(guess)
-    numbers = {name.lower().replace("_", ""): np.asarray(value) for name, value in attributes.items()}
-    numbers = {
-        name: value.astype(np.float64).reshape(-1)
-        for name, value in numbers.items()
-        if value.dtype.kind in "fiu" and np.isfinite(value).all()
-    }
-    space = [axis for axis in guess.space if axis in guess.words]
-    bounds = [_ends_in(_grid_in(attributes)), *(numbers.get(name) for name in BOUNDS)]
-    bounds = next((some for some in bounds if some is not None and some.size == 2 * len(space)), None)
-    for number, axis in enumerate(space):
-        none = np.zeros(0)
-        lengths = [f"l{axis}", *["l", "length"] * (len(space) == 1)]
-        pairs = [
-            none if bounds is None else bounds.reshape(-1, 2)[number],
-            np.append(numbers.get(f"{axis}min", none), numbers.get(f"{axis}max", none)),
-            *(numbers.get(f"{axis}{name}", none) for name in ("lim", "bounds", "range")),
-            *(np.append(0.0, numbers.get(name, none)) for name in lengths),
-        ]
-        fitting = [pair for pair in pairs if len(pair) == 2 and pair[0] < pair[1]]
-        stated |= {axis: [tidy(float(end)) for end in fitting[0]]} if fitting else {}
-    return stated
-
-
-def _attributes(guess: Guess) -> dict[str, Any]:
-    store = guess.store
-    return {**store.attributes(store.first(guess.array)), **store.attributes()}
-
-
-def _stated_ends(guess: Guess, ends: dict[str, str]) -> dict[str, str]:
-    """The boundary of the axes whose grid, as py-pde writes it, says whether they are periodic."""
-    periodic = _grid_in(_attributes(guess)).get("periodic")
-    space = [axis for axis in guess.space if axis in guess.words]
-    if not isinstance(periodic, list) or len(periodic) != len(space):
-        return {}
-    walls = {axis: NO_FLUX if ends[axis] == PERIODIC else ends[axis] for axis in space}
-    return {axis: PERIODIC if is_so else walls[axis] for axis, is_so in zip(space, periodic, strict=True)}
-
-
-def _ends_in(grid: dict[str, Any]) -> np.ndarray | None:
-    """(low, high, ..) of the axes of a grid of py-pde."""
-    ends = [[0, size] for size in grid.get("shape", ())] if grid.get("class") == "UnitGrid" else None
-    if "radius" in grid:  # of a circle or a ball, or (inner, outer)
-        ends = np.append(0.0, grid["radius"])[-2:]
-    try:
-        return np.asarray(grid.get("bounds", ends), np.float64).reshape(-1)
-    except (ValueError, TypeError):
-        return None
-
-
-def _grid_in(value: Any, depth: int = 4) -> dict[str, Any]:
-    """The mapping of a grid in attributes, whose values may be JSON, with JSON in it as text; {} if there is
-    none."""
-    if isinstance(value, str | bytes) and len(value) < MOST_TEXT:
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    if not isinstance(value, dict) or not depth:
-        return {}
-    if "bounds" in value or str(value.get("class", "")).endswith("Grid"):
-        return value
-    return next(filter(None, (_grid_in(inner, depth - 1) for inner in value.values())), {})
 
 
 def _last_frame(guess: Guess) -> np.ndarray:

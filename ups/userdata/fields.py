@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ups.common.lazy import np
 from ups.common.text import MOST_NAME_BYTES, printable
 from ups.tasks import Place
-from ups.userdata.inspect_file import Coordinate, config_error, is_even, place_of, value_in
+from ups.userdata.inspect_file import Coordinate, config_error, is_even, require_common_place, value_in
 from ups.userdata.layout import Layout
 from ups.userdata.times import times_in
 from ups_discovery.boundary import PERIODIC
@@ -34,11 +34,9 @@ def read_parameters(key: str, parameters: Any, store: "Store", places: Sequence[
         )
     arrays = [place.array for place in places]
     group = next((store.groups(array)[0] for array in arrays if "*" in array), "")
-    found = {
-        str(name): place_of(key, store, str(name), str(place), arrays, group)
-        for name, place in parameters.items()
-    }
+    found = {str(name): str(place) for name, place in parameters.items()}
     for name, place in found.items():
+        require_common_place(key, store, name, place, arrays)
         value_in(key, store, name, place, arrays, group)
     return found
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.common.files import TOGETHER, parts_of
 from ups.common.lazy import np
 from ups.tasks import Place
 
@@ -33,43 +32,7 @@ def config_error(key: str, what: str, expected: str, fix: str) -> ValueError:
 
 
 def matching_files(key: str, pattern: str) -> list[str]:
-    """The files of a pattern in natural order; of several patterns the files that go together, joined.
-
-    Raises FileNotFoundError if no file fits, and ValueError if files of different runs go together."""
-    patterns = pattern.split(TOGETHER) if len(parts_of(pattern)) > 1 else [pattern]
-    columns = [_matching(key, part) for part in patterns]
-    rows = [*zip(*columns, strict=False)]
-    if {*map(len, columns)} != {len(rows)}:
-        raise config_error(
-            f"{key}.files",
-            ", ".join(
-                f"{len(found)} files fit {part}" for found, part in zip(columns, patterns, strict=True)
-            ),
-            "the same number of each, because they go together in their order",
-            "Correct the patterns.",
-        )
-    varying = [*zip(*map(_varying, columns), strict=True)] if len(columns) > 1 else [()] * len(rows)
-    for row, numbers in zip(rows, varying, strict=True):
-        if len({one for one in numbers if one}) > 1:
-            raise config_error(
-                f"{key}.files",
-                f"{row[0]} goes with {', '.join(row[1:])}",
-                "files of the same run or time",
-                "Correct the patterns, or the names: they go together in their order.",
-            )
-    return [TOGETHER.join(row) for row in rows]
-
-
-def _varying(column: Sequence[str]) -> list[tuple[str, ...]]:
-    """For every file of a pattern the numbers in its name that differ between these files."""
-    numbers = [re.findall(r"\d+", Path(path).name) for path in column]
-    if len({*map(len, numbers)}) > 1:
-        return [()] * len(column)
-    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
-    return [tuple(row[place] for place in differ) for row in numbers]
-
-
-def _matching(key: str, pattern: str) -> list[str]:
+    """The files of a pattern in natural order. Raises FileNotFoundError if no file fits."""
     from ups.userdata.readers import natural  # imports h5py
 
     literal = pattern.replace("[", "[[]")  # a name may have brackets
@@ -286,9 +249,8 @@ def _above(array: str) -> str:
     return re.sub(r"(\*[^/]*)/.*", r"\1", array) if re.search(r"\*[^/]*/", array) else ""
 
 
-def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[str], group: str) -> str:
-    """The place of a parameter: as written, or where every run holds a number of that name. Raises ValueError
-    for the place of one run, if a layout with * has several, and if a run holds different numbers."""
+def require_common_place(key: str, store: "Store", name: str, place: str, arrays: Sequence[str]) -> None:
+    """Raise ValueError for a parameter that is the number of one run, if a layout with * has several."""
     for array in arrays:
         run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
         match = re.match(f"{run}(?=[/@])", place) if "*" in array and "*" not in place else None
@@ -299,18 +261,6 @@ def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[s
                 f"a number of every run, as layout.{array} stands for several",
                 f'Write {name}: "{_above(array) or array}{place[match.end() :]}".',
             )
-    if re.search(r"[*@/{]", place) or (not group and store.value(place) is not None):
-        return place
-    numbers = numbers_of_run(store, arrays, group)
-    found = {form: value for form, value in numbers.items() if re.split("[/@]", form)[-1] == place}
-    if len({*found.values()}) > 1:
-        raise config_error(
-            f"{key}.parameters.{name}",
-            f"{store.path} holds " + " and ".join(f"{value:g} in {form}" for form, value in found.items()),
-            "one of them",
-            f'Write {name}: "{next(iter(found))}", or another of these.',
-        )
-    return next(iter(found), place)
 
 
 def value_in(
@@ -326,7 +276,7 @@ def value_in(
             f'Write "@{place}" for the attribute of the file, or give the array another name.',
         )
     if "{}" in place:
-        found = number_in(place, parts_of(path)[0].name)
+        found = number_in(place, path.name)
     else:
         found = store.value(place.replace("*", group))
     try:

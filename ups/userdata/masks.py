@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ups.common.files import parts_of
 from ups.common.lazy import np
 from ups.userdata.inspect_file import config_error
 from ups_discovery.boundary import PERIODIC, along
@@ -51,7 +50,7 @@ def find_mask(data: Any) -> "np.ndarray | None":
 def _whole_frames(data: Any, lengths: Sequence[int]) -> list["np.ndarray"]:
     """For every run, whether each frame is whole: only cells of the mask have no value. Files that did not
     change are read once by a process."""
-    about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
+    about = [(file.path, file.path.stat()) for file in data.files]
     files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
     key = files, json.dumps(data.task.user_facts, sort_keys=True), data.space, tuple(lengths)
     if key not in WHOLE:

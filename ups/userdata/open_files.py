@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.files import parts_of
 from ups.tasks import Task, make_user_task
 from ups.userdata.grid import find_coordinates, flipped_axes, read_domain
 from ups.userdata.inspect_file import (
@@ -19,11 +18,12 @@ from ups.userdata.inspect_file import (
     measure,
     value_in,
 )
-from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.masks import whole_windows
 from ups.userdata.readers import Store, open_store
-from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in, years_of
+from ups.userdata.the_well import from_well, is_well
+from ups.userdata.times import NO_TIMES, even_step, jumps_in, times_in, years_of
 from ups.userdata.trajectories import DataFile, Trajectories
+from ups.userdata.writer import MARK, forecast_facts
 from ups_discovery.boundary import along
 
 
@@ -32,15 +32,13 @@ class _Checked(DataFile):
     """One file that fits the task.
 
     jumps: frames of every run after which its times jump; step: between frames, 0 if the file does not tell;
-    uneven: axes of uneven cells; boundary: as a file of The Well states it; reals: arrays whose imaginary
-    parts are negligible.
+    uneven: axes of uneven cells; boundary: as a file of The Well states it.
     """
 
     jumps: np.ndarray
     step: float
     uneven: list[str]
     boundary: dict[str, str]
-    reals: list[str]
 
 
 def user_files(name: str, pattern: str) -> list[Path]:
@@ -123,7 +121,7 @@ def open_user_files(
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     step = step or (0.0 if task.is_steady else 1.0)
     return Trajectories(
-        path=Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent,
+        path=Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent,
         task=task,
         arrays=task.arrays,
         files=files,
@@ -143,14 +141,16 @@ def open_user_files(
 
 
 def open_input(task: Task, path: str, dt: float, named: Sequence[str], **strides: int) -> Trajectories:
-    """One file of fields to start from, laid out as the user's files of the task.
+    """One file of fields to start from, laid out as the user's files of the task or as forecasts of it.
 
     dt: of its frames, if it holds no times; named: NAME=VALUE of parameters that are not read from it.
     """
     names = {text.split("=")[0] for text in named}
-    places = {name: place for name, place in task.user_facts["parameters"].items() if name not in names}
-    reduced = make_user_task(task.name, {**task.user_facts, "parameters": places})
-    return open_user_files(reduced, [Path(path)], dt=0 if task.user_facts["times"] else dt, **strides)
+    with open_store(path) as store:
+        facts = forecast_facts(task) if MARK in store.attributes() else task.user_facts
+    places = {name: place for name, place in facts["parameters"].items() if name not in names}
+    reduced = make_user_task(task.name, {**facts, "parameters": places})
+    return open_user_files(reduced, [Path(path)], dt=0 if facts["times"] else dt, **strides)
 
 
 def _check_file(
@@ -219,7 +219,6 @@ def _check_file(
         uneven=uneven,
         boundary=boundary,
         years=None if task.is_steady else years_of(store, task),
-        reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
 
 
@@ -259,8 +258,6 @@ def _step_of(
     place, none = task.user_facts["times"], np.arange(0)
     if task.is_steady or frames < 2 or place == NO_TIMES:
         return 0.0, none
-    if "@" in place and (step := step_in(store, place)):
-        return step, none
     found = times_in(store, task.arrays, place)
     if found is None and not place:
         return 0.0, none
@@ -384,8 +381,6 @@ def _notes(task: Task, found: Sequence[_Checked], num_broken: int) -> tuple[str,
         notes.append("the files' times are uneven, and counted as dt apart")
     if uneven:
         notes.append(f"the cells of {' and '.join(uneven)} are uneven, and counted as equal")
-    if reals := found[0].reals:
-        notes.append(f"the imaginary parts of {', '.join(reals)} are at rounding level and dropped")
     if num_jumps:
         notes.append(f"gaps in the times at {num_jumps} places: no window crosses them")
     if num_broken:

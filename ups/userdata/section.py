@@ -8,7 +8,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.common.files import TOGETHER
 from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
 from ups.userdata.fields import check_fields, check_forcing, check_symmetries, read_parameters, read_units
@@ -21,10 +20,10 @@ from ups.userdata.grid import (
     without_repeated,
 )
 from ups.userdata.inspect_file import UNEVEN, config_error, matching_files, tidy
-from ups.userdata.known_layouts import KNOWN_LAYOUTS
 from ups.userdata.layout import Layout, read_layout
 from ups.userdata.masks import missing_values
 from ups.userdata.offset import offsets
+from ups.userdata.the_well import from_well
 from ups.userdata.times import read_step
 
 if TYPE_CHECKING:
@@ -124,30 +123,27 @@ def facts(settings: Any) -> dict[str, Any]:
 
 
 def _pattern(key: str, files: Any) -> str:
-    """The pattern of a section's files; several patterns are joined."""
-    if isinstance(files, list) and files:
-        files = TOGETHER.join(map(str, files))
+    """The pattern of a section's files."""
     if not isinstance(files, str):
         raise config_error(
             f"{key}.files",
             f"it is {files!r:.80}",
-            "a file or a pattern of files, or a list of patterns of files that go together",
-            'Write files: "my/*.h5".',
+            "a file or a pattern of files, each with all fields",
+            'Write files: "my/*.h5". To merge fields: docs/own_data.md, "Files to convert first".',
         )
     return files
 
 
 def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dict[str, Any]:
-    """A section whose layout is a name, such as well, filled from the file; the user's values stay."""
-    kind = section["layout"]
-    if kind not in KNOWN_LAYOUTS:
+    """A section whose layout is well, filled from the file; the user's values stay."""
+    if (kind := section["layout"]) != "well":
         raise config_error(
             f"{key}.layout",
             f"it is {kind!r:.80}",
-            f"the arrays with their axes, or one of {', '.join(KNOWN_LAYOUTS)}",
+            "the arrays with their axes, or well, for a file of The Well",
             f"Write it so; python -m ups describe {store.path} helps.",
         )
-    found = KNOWN_LAYOUTS[kind](store)
+    found = from_well(store)
     open_keys = {name: value for name, value in found.items() if section[name] == DEFAULTS[name]}
     return {**section, **open_keys, "layout": found["layout"]}
 

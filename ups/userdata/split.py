@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.files import parts_of
 from ups.common.rows import split_sizes
 from ups.userdata.inspect_file import config_error
 
@@ -24,7 +23,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     order. Windows of a few long runs, and files that are parts of one record, are split in time: training
     first, test last. Raises ValueError if a part would be empty.
     """
-    folders = _folders([parts_of(file.path)[0] for file in data.files])
+    folders = _folders([file.path for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
         raise config_error(
             f"task.{data.task.name}.split",

@@ -74,14 +74,6 @@ def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> floa
     )
 
 
-def step_in(store: "Store", name: str) -> float | None:
-    """The one number above zero in an attribute of a file, or of an object in it; else None."""
-    found = store.value(name if "@" in name else f"@{name}")
-    values = np.asarray(found if found is not None else [])
-    is_number = values.size == 1 and values.dtype.kind in "fiu"
-    return float(values.reshape(-1)[0]) if is_number else None
-
-
 def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "Store") -> dict[str, Any]:
     """dt between stored frames, and the place of their times in a file ("" if no name is given). Raises
     ValueError if the section and the file differ, or if both are silent."""
@@ -89,10 +81,15 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
         return {"dt": 0.0, "times": ""}
     dt = section["dt"]
     name = section["times"] or (dt if isinstance(dt, str) else "")
-    found, step = _named(key, name, layout, store)
-    if step is not None:
-        name, dt = name if "@" in name else f"@{name}", step if isinstance(dt, str) else dt
-    is_stated, stored = bool(dt) and not isinstance(dt, str), step
+    found = times_in(store, layout.places, name)
+    if name and found is None:
+        raise config_error(
+            f"{key}.dt",
+            f"{store.path} holds no array {name!r} of times",
+            "a number, or the name of one",
+            f"Write dt: 0.1, or one that it holds: {store.listing()}.",
+        )
+    is_stated, stored = bool(dt) and not isinstance(dt, str), None
     if found is not None and layout.sizes["time"] > 1:
         times = _of_frames(key, layout, store, *found)
         if is_stated and not is_even(times):
@@ -104,28 +101,11 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
     if stored is not None and abs(stored - dt) > UNEVEN * dt:
         raise config_error(
             f"{key}.dt",
-            f"it is {dt:g}, and {found[0] if found else name} in {store.path} has steps of {stored:g}",
+            f"it is {dt:g}, and {found[0]} in {store.path} has steps of {stored:g}",
             "what the file says",
             f"Write dt: {stored:g}, or leave it out.",
         )
-    return {"dt": dt, "times": name if step is not None else found[0] if name else ""}
-
-
-def _named(key: str, name: str, layout: "Layout", store: "Store") -> tuple[Any, float | None]:
-    """((place, times) of the array of this name, or of the usual one; None if there is none), and the step
-    if an attribute of this name holds it. Raises ValueError if a file has neither."""
-    found = times_in(store, layout.places, name)
-    if not name or found is not None:
-        return found, None
-    if (step := step_in(store, name)) is None:
-        raise config_error(
-            f"{key}.dt",
-            f"{store.path} holds no array {name!r} of times, and no attribute",
-            "a number, or the name of one of these",
-            f"Write dt: 0.1, or one that it holds: {store.listing()}; attributes "
-            f"{', '.join(sorted(store.attributes())[:8]) or 'none'}.",
-        )
-    return times_in(store, layout.places), step  # which must agree with the attribute
+    return {"dt": dt, "times": found[0] if name else ""}
 
 
 def _of_frames(key: str, layout: "Layout", store: "Store", place: str, times: "np.ndarray") -> "np.ndarray":

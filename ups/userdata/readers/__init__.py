@@ -10,7 +10,6 @@ from pathlib import Path
 
 import h5py
 
-from ups.common.files import parts_of
 from ups.common.text import require_plain_name
 from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import Hdf5
@@ -34,12 +33,7 @@ def open_store(path: str | Path) -> Store:
     """The open file (a folder for zarr), for use in `with`; it is read in a process of its own.
     Raises FileNotFoundError or ValueError, which name the kinds that can be read, and the library to install
     if one is missing."""
-    parts = parts_of(require_plain_name(str(path), "the path of a file"))
-    if len(parts) > 1:
-        from ups.userdata.readers.together import Together
-
-        return Together(parts, open_store)
-    return Foreign(Path(path))
+    return Foreign(Path(require_plain_name(str(path), "the path of a file")))
 
 
 def serve_files() -> None:

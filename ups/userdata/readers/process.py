@@ -2,8 +2,6 @@
 
 One process serves a command and all its files. A file that crashes a library or needs more than the budget
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
-
-What was asked of one file of a set is sent with the opening of the next one, which takes one trip.
 """
 
 import builtins
@@ -13,7 +11,6 @@ import itertools
 import math
 import os
 import pickle
-import re
 import signal
 import stat
 import subprocess
@@ -35,9 +32,7 @@ COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
 MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
-MOST_AHEAD = 64  # requests that are sent with the opening of a file
 SMALL, MOST_SMALL = 2**14, 128  # numbers of an array that is read as a whole, and such arrays that are kept
-USUAL: dict[str, list[tuple]] = {}  # form of the name of a file -> what was asked of the last one
 NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
@@ -83,17 +78,16 @@ class ReadingProcess:
         self.numbers = itertools.count()  # of files that are opened
 
     def call(self, path: Path | str, *request: Any) -> Any:
-        """The answer to a request (method, number of an open file, arguments). Raises its error."""
-        return answer_of(self.replies(path, [request])[0])
-
-    def replies(self, path: Path | str, requests: list[tuple]) -> list[Reply | None]:
-        """The reply to the first request, and those to further ones which are sent ahead: none if the first
-        fails, and None for a large array. Raises DamagedError if the process died of the file."""
+        """The answer to a request (method, number of an open file, arguments). Raises its error, and
+        DamagedError if the process died of the file."""
         with self.lock, self._ended_by(path):
-            message, self.closed = (os.getcwd(), self.closed, requests), []
+            message, self.closed = (os.getcwd(), self.closed, request), []
             pickle.dump(message, self.process.stdin, pickle.HIGHEST_PROTOCOL)
             self.process.stdin.flush()
-            return Messages(self.process.stdout).load()
+            error, answer = Messages(self.process.stdout).load()
+        if error is not None:
+            raise error
+        return answer
 
     @contextlib.contextmanager
     def _ended_by(self, path: Path | str) -> Iterator[None]:
@@ -130,14 +124,6 @@ class ReadingProcess:
             self.process.stdout.close()
 
 
-def answer_of(reply: Reply) -> Any:
-    """The answer in a reply. Raises its error."""
-    error, answer = reply
-    if error is not None:
-        raise error
-    return answer
-
-
 _running: ReadingProcess | None = None
 
 
@@ -164,35 +150,20 @@ def _identity(path: Path) -> tuple[Path | int, ...]:
     return ()
 
 
-def _form(path: Path) -> str:
-    """The name of a file without its numbers."""
-    return re.sub(r"\d+", "#", str(path))
-
-
 class Foreign(Store):
-    """A file that is open in the reading process. It is opened again where another file ended that.
-    ahead: replies that came with the opening."""
+    """A file that is open in the reading process. It is opened again where another file ended that."""
 
     def __init__(self, path: Path):
         super().__init__(path)
         self.process, self.numbers, identity = None, {}, _identity(path)
         self.known = _answers(*identity) if identity else {}
-        self.asked: dict[tuple, None] = {}
-        self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name))
+        self.small = lru_cache(MOST_SMALL)(lambda name: self._call("read", name))
         self._open()
 
     def _open(self) -> None:
         self.process = running()
         self.number = next(self.process.numbers)
-        usual = [request for request in USUAL.get(_form(self.path), ()) if request not in self.known]
-        requests = [(method, self.number, *given) for method, *given in [("open", self.path), *usual]]
-        first, *others = self.process.replies(self.path, requests)
-        self.is_single = answer_of(first)
-        self.ahead = {request: reply for request, reply in zip(usual, others, strict=True) if reply}
-
-    def _ask(self, *request: Any) -> Any:
-        self.asked[request] = None
-        return answer_of(self.ahead.pop(request)) if request in self.ahead else self._call(*request)
+        self.is_single = self.process.call(self.path, "open", self.number, self.path)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         if self.process is not running():
@@ -201,19 +172,18 @@ class Foreign(Store):
 
     def _once(self, *request: Any) -> Any:
         if request not in self.known:
-            self.known[request] = self._ask(*request)
+            self.known[request] = self._call(*request)
         return self.known[request]
 
     def close(self) -> None:
         self.process.closed.append(self.number)
-        USUAL[_form(self.path)] = [*self.asked][:MOST_AHEAD]
 
     @property
     def listed(self) -> dict[str, Stored]:
         return self._once("listed")
 
     def first_names(self) -> list[str]:
-        return self._ask("first_names")
+        return self._call("first_names")
 
     def array(self, name: str) -> Stored | None:
         return self.known.get(("listed",), {}).get(name) or self._once("array", name)
@@ -236,12 +206,12 @@ class Foreign(Store):
 
     def whole(self, name: str) -> np.ndarray:
         if name not in self.numbers:
-            self.numbers[name] = self._ask("whole", name)
+            self.numbers[name] = self._call("whole", name)
             self.numbers[name].flags.writeable = False
         return self.numbers[name]
 
     def require_whole(self, name: str) -> None:
-        self._ask("require_whole", name)
+        self._call("require_whole", name)
 
 
 def _is_small(found: Stored | None) -> bool:
@@ -260,22 +230,17 @@ def serve(opened: Callable[..., Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, closed, [first, *ahead] = Messages(sys.stdin.buffer).load()
+            folder, closed, request = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
             for number in closed:
                 with contextlib.suppress(Exception):  # the next request is about another file
                     stores.pop(number).close()
-            replies = [_reply(stores, opened, first)]
-            if replies[0][0] is None:
-                replies += [_reply(stores, opened, request, is_ahead=True) for request in ahead]
-            pickle.dump(replies, answers, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(_reply(stores, opened, request), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
 
 
-def _reply(
-    stores: dict[int, Store], opened: Callable[..., Store], request: tuple, is_ahead: bool = False
-) -> Reply | None:
-    """The reply to a request; None for a large array, if nothing has asked for it yet."""
+def _reply(stores: dict[int, Store], opened: Callable[..., Store], request: tuple) -> Reply:
+    """The reply to a request."""
     method, number, *arguments = request
     path = arguments[0] if method == "open" else stores[number].path
     try:
@@ -289,8 +254,6 @@ def _reply(
         if method in ("listed", "first_names") and path.is_file():
             budget.allow(work=path.stat().st_size)
         if method in NUMBERS:
-            if is_ahead and not _is_small(store.array(arguments[0])):
-                return None
             store.allow(*arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
         if method not in NUMBERS:

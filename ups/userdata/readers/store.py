@@ -28,20 +28,15 @@ CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned
 UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 MARKS = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of zarr
 PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
-# imaginary parts below this times the largest real part are rounding: an inverse FFT in complex64 leaves 3e-7
-NEGLIGIBLE = 1e-6
-SAMPLED = 16  # numbers along an axis, of the samples that show whether an array is complex
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One array of a file. axes: the names of its axes, () if the file does not tell; is_real_part: its
-    imaginary parts are negligible and dropped."""
+    """One array of a file. axes: the names of its axes, () if the file does not tell."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: tuple[str, ...] = ()
-    is_real_part: bool = False
 
 
 def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
@@ -114,8 +109,8 @@ def without_unwritten(values: np.ndarray) -> np.ndarray:
 
 
 class Store:
-    """An open file. names(): of all its arrays, of complex ones psi the parts psi.real and psi.imag, or psi
-    alone if the imaginary part is negligible; groups(pattern): what * stands for in a name such as "*/data";
+    """An open file. names(): of all its arrays, of complex ones psi the parts psi.real and psi.imag;
+    groups(pattern): what * stands for in a name such as "*/data";
     array(name), or None; read(name, index) with an integer or slice per axis; attributes of the file;
     attribute of an object: attribute("group@name").
 
@@ -129,7 +124,6 @@ class Store:
         self.path = path
         self.lines: dict[str, np.ndarray | None] = {}  # name -> what `inspect_file.line_in` found
         self._found_arrays: dict[str, Stored | None] = {}
-        self._sampled: dict[str, np.ndarray] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -153,21 +147,17 @@ class Store:
         found = {}
         for name in self.plain(self._names()):
             whole = self._array(name)
-            if whole.dtype.kind != "c":
-                found[name] = whole
-            elif self._is_complex(name):
+            if whole.dtype.kind == "c":
                 found |= {f"{name}.{part}": _real(whole) for part in PARTS}
             else:
-                found[name] = _real(whole, is_real_part=True)
+                found[name] = whole
         return dict(sorted(found.items(), key=lambda item: natural(item[0])))
 
     def array(self, name: str) -> Stored | None:
         if name not in self._found_arrays:
             whole, part = self._part(name)
             found = self._array(whole)
-            if found is not None and found.dtype.kind == "c" and (part or not self._is_complex(whole)):
-                found = _real(found, is_real_part=not part)
-            self._found_arrays[name] = found
+            self._found_arrays[name] = _real(found) if part else found
         return self._found_arrays[name]
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
@@ -178,29 +168,7 @@ class Store:
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         whole, part = self._part(name)
         values = self._read(whole, index)
-        if part or values.dtype.kind != "c":
-            return PARTS[part](values) if part else values
-        largest, imaginary = np.maximum(self._sizes_of_parts(whole), _sizes(values))
-        if imaginary > NEGLIGIBLE * largest:
-            raise ValueError(
-                f"{self.path} holds {name} with imaginary parts up to {imaginary:.3g}, and real ones up to "
-                f"{largest:.3g}; expected real numbers. Write {name}.real and {name}.imag in the layout, two "
-                "fields."
-            )
-        return values.real
-
-    def _is_complex(self, name: str) -> bool:
-        largest, imaginary = self._sizes_of_parts(name)
-        return imaginary > NEGLIGIBLE * largest
-
-    def _sizes_of_parts(self, name: str) -> np.ndarray:
-        """The largest real and imaginary part in samples from the begin, the middle and the end."""
-        if name not in self._sampled:
-            shape = self._array(name).shape
-            starts = ([place * max(0, n - SAMPLED) // 2 for n in shape] for place in range(3))
-            samples = [tuple(slice(first, first + SAMPLED) for first in some) for some in starts]
-            self._sampled[name] = np.max([_sizes(self._read(name, index)) for index in samples], 0)
-        return self._sampled[name]
+        return PARTS[part](values) if part else values
 
     def _part(self, name: str) -> tuple[str, str]:
         """(The array that holds `name`, "real" or "imag", or "" for the whole array.)"""
@@ -284,14 +252,8 @@ class Store:
         return f"{', '.join(listed) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
 
 
-def _real(found: Stored, is_real_part: bool = False) -> Stored:
-    return replace(found, dtype=np.zeros(0, found.dtype).real.dtype, is_real_part=is_real_part)
-
-
-def _sizes(values: np.ndarray) -> tuple[float, float]:
-    """The largest real and imaginary part of complex numbers; NaN counts as 0."""
-    parts = (np.abs(np.nan_to_num(PARTS[part](values))) for part in PARTS)
-    return tuple(float(part.max(initial=0)) for part in parts)
+def _real(found: Stored) -> Stored:
+    return replace(found, dtype=np.zeros(0, found.dtype).real.dtype)
 
 
 def reading(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,8 @@
-"""The named layouts, well and pdebench: the keys of a section, read from the attributes of such a file.
-
-The Well (docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fields, t1_fields, t2_fields of
+"""The layout called well: the keys of a section, read from the attributes of a file of The Well
+(docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fields, t1_fields, t2_fields of
 scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attributes state what varies.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ups.common.lazy import np
@@ -80,30 +78,3 @@ def _parameters(store: "Store", names: list[str]) -> dict[str, str]:
         elif array is None and name in store.attributes():
             found[name] = name
     return found
-
-
-def from_pdebench(store: "Store") -> dict[str, Any]:
-    """The key layout for a file of PDEBench: arrays (trajectory, time, *space), or groups with (time, *space,
-    channel). Raises ValueError for another file."""
-    layout = {}
-    if groups := store.groups("*/data"):
-        num = len(store.array(f"{groups[0]}/data").shape) - 2
-        layout["*/data"] = {"axes": ["time", *"xyz"[:num], "channel"], "fields": ["u"]}
-    for name in [] if groups else [name for name in store.names() if "coordinate" not in name]:
-        shape = store.array(name).shape
-        is_vector = len(shape) > 4 and shape[-1] == len(shape) - 3  # (trajectory, time, x, y, 2)
-        num = len(shape) - 2 - is_vector
-        if num >= 1:
-            layout[name] = {
-                "axes": ["trajectory", "time", *"xyz"[:num], *["component"] * is_vector],
-                "fields": ["u" if name == "tensor" else name],
-            }
-    if not layout:
-        raise ValueError(
-            f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays (trajectory, time, "
-            "*space) or groups with data. Write the arrays with their axes in place of layout: pdebench."
-        )
-    return {"layout": layout}
-
-
-KNOWN_LAYOUTS: dict[str, Callable[["Store"], dict[str, Any]]] = {"well": from_well, "pdebench": from_pdebench}
