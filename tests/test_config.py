@@ -199,9 +199,9 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
             "Change evaluate.max_nrmse in your overlay",
         ),
         (
-            "evaluate: {legacy: maybe}",
-            "evaluate.legacy is 'maybe'; expected true or false",
-            "Change evaluate.legacy in your overlay",
+            "evaluate: {quality: maybe}",
+            "evaluate.quality is 'maybe'; expected true or false",
+            "Change evaluate.quality in your overlay",
         ),
         ("run: {seed: .inf}", "run.seed is inf; expected a whole number", "Change run.seed in your overlay"),
         (

@@ -272,7 +272,7 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
     ranks = ranks_of_data(windows.u_ref, windows.law, "periodic", Resamples(100, seed, groups))
     rows = truth.cache.split["test"]
-    scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
+    scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8))
     ssr = summarise_ensemble(scores, Resamples(100, seed))["ssr"]
     found.add("", {"ranks_of_data": ranks, "ssr_of_law": ssr}, "one step")
     names = failed(found)

@@ -17,8 +17,8 @@ def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
     return u_ref + noise * torch.randn(u_ref.shape, generator=generator), u_ref
 
 
-def summary(u_pred, u_ref, boundary="periodic", **kwargs):
-    return metrics.summarise_errors(metrics.score(u_pred, u_ref, boundary), Resamples(50, 0), **kwargs)
+def summary(u_pred, u_ref, **kwargs):
+    return metrics.summarise_errors(metrics.score(u_pred, u_ref), Resamples(50, 0), **kwargs)
 
 
 def interval(values, num_bootstrap, seed, groups=None):
@@ -97,18 +97,15 @@ def test_hand_arithmetic():
     assert metrics.boundary_rmse(u_pred, u_ref).item() == pytest.approx(math.sqrt(0.5))
 
 
-def test_the_three_normalisations_differ_as_defined():
+def test_the_two_normalisations_differ_as_defined():
     u_ref = torch.ones(2, 2, 1, 4) * torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1)
     u_pred = u_ref + torch.tensor([1.0, 0.0, 0.0, 3.0]).reshape(2, 2, 1, 1)
     row = summary(u_pred, u_ref)
     assert row["nrmse"]["value"] == pytest.approx((1 + 0 + 0 + 1) / 4)
-    assert row["nrmse_global"]["value"] == pytest.approx((math.sqrt(1 / 2) + math.sqrt(9 / 18)) / 2, rel=1e-5)
     assert row["nrmse_pooled"]["value"] == pytest.approx(
         (math.sqrt(1 / 10) + math.sqrt(9 / 10)) / 2, rel=1e-5
     )
-    assert row["error_growth_by_lead"]["value"] == pytest.approx([0.5, 0.5]) and row[
-        "nrmse_by_field"
-    ] == pytest.approx([0.5])
+    assert row["error_growth_by_lead"]["value"] == pytest.approx([0.5, 0.5])
     by_lead = summary(u_pred, u_ref, is_pooled=True)
     assert by_lead["error_growth_by_lead"]["value"] == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)])
     assert by_lead["nrmse"] == row["nrmse"]
@@ -162,13 +159,11 @@ def test_all_quadrants_hold_more_error_than_the_positive_one():
 
 def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
     u_pred, u_ref = make(n=7, space=(8, 8))
-    whole = metrics.score(u_pred, u_ref, "periodic")
-    batches = [
-        metrics.score(u_pred[i : i + k], u_ref[i : i + k], "periodic") for i, k in ((0, 3), (3, 1), (4, 3))
-    ]
+    whole = metrics.score(u_pred, u_ref)
+    batches = [metrics.score(u_pred[i : i + k], u_ref[i : i + k]) for i, k in ((0, 3), (3, 1), (4, 3))]
     joined = intervals.merge(batches)
     monkeypatch.setattr(metrics, "CHUNK", 1)  # one trajectory at a time inside score
-    single = metrics.score(u_pred, u_ref, "periodic")
+    single = metrics.score(u_pred, u_ref)
     for name in whole:
         assert torch.allclose(whole[name], joined[name], rtol=1e-12, atol=1e-14), name
         assert torch.allclose(whole[name], single[name], rtol=1e-12, atol=1e-14), name
@@ -176,15 +171,6 @@ def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
     assert metrics.summarise_errors(whole, Resamples(20, 0)) == metrics.summarise_errors(
         joined, Resamples(20, 0)
     )
-
-
-def test_legacy_number_equals_averaging_over_perfect_context_frames():
-    u_pred, u_ref = make(num_frames=6)
-    context = make(seed=9, num_frames=4)[1]
-    published = metrics.nrmse(torch.cat([context, u_pred], 1), torch.cat([context, u_ref], 1)).mean().item()
-    row = summary(u_pred, u_ref, legacy_context=4)
-    assert row["nrmse_legacy"]["value"] == pytest.approx(published, rel=1e-5)
-    assert "nrmse_legacy" not in summary(u_pred, u_ref)
 
 
 def test_zero_frames_are_excluded_and_counted():
@@ -206,23 +192,22 @@ def test_a_prediction_that_is_not_finite_never_gets_a_number(value):
     u_pred[3, 2, 1, 7] = value
     row = summary(u_pred, u_ref)
     assert row["nonfinite_trajectories"] == 1
-    for name in ("nrmse", "nrmse_global", "rmse", "crmse", "brmse", "frmse_low", "max_error"):
+    for name in ("nrmse", "rmse", "crmse", "brmse", "frmse_low", "max_error"):
         assert row[name]["value"] is None, name
     assert [v is None for v in row["error_growth_by_lead"]["value"]] == [False, False, True, False, False]
-    assert [v is None for v in row["nrmse_by_field"]] == [False, True]
 
 
 def test_a_truth_that_is_not_finite_is_refused():
     u_pred, u_ref = make()
     u_ref[0, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="truth .* holds NaN or inf"):
-        metrics.score(u_pred, u_ref, "periodic")
+        metrics.score(u_pred, u_ref)
 
 
 def test_unequal_shapes_are_refused():
     u_pred, u_ref = make()
     with pytest.raises(ValueError, match="two equal, non-empty shapes"):
-        metrics.score(u_pred[:, 1:], u_ref, "periodic")
+        metrics.score(u_pred[:, 1:], u_ref)
     with pytest.raises(ValueError, match="two equal, non-empty shapes"):
         metrics.rmse(u_pred[0], u_ref[0])
 
@@ -299,7 +284,7 @@ def test_paired_ratio_is_tighter_than_unpaired_and_shuffling_the_pairs_shows():
 
 def test_compare_is_the_ratio_of_the_two_summaries():
     u_pred, u_ref = make()
-    ours, theirs = metrics.score(u_pred, u_ref, "periodic"), metrics.score(u_pred + 0.3, u_ref, "periodic")
+    ours, theirs = metrics.score(u_pred, u_ref), metrics.score(u_pred + 0.3, u_ref)
     for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
         expected = (
             metrics.summarise_errors(ours, Resamples(10, 0))[metric]["value"]
@@ -312,23 +297,12 @@ def test_compare_is_the_ratio_of_the_two_summaries():
         )
 
 
-def test_spectra_keep_first_middle_and_last_lead_of_truth_and_models():
-    u_pred, u_ref = make(num_frames=5, space=(8, 8))
-    scores = metrics.score(u_pred, u_ref, "periodic")
-    found = metrics.summarise_spectra({"operator": scores})
-    truth, operator = (np.array(found[name]["spectrum_by_lead"]) for name in ("truth", "operator"))
-    assert metrics.spectrum_leads(5) == [0, 2, 4] and truth.shape == operator.shape == (2, 6, 3)
-    energy = u_ref[:, 4, 1].double().square().mean().item()
-    assert truth[1, :, 2].sum() == pytest.approx(energy, rel=1e-4)
-    assert metrics.spectrum_leads(1) == [0] and metrics.spectrum_leads(2) == [0, 1]
-
-
 def test_a_steady_task_has_no_correlation_time():
     u_pred, u_ref = make(num_frames=1, space=(8, 8))
-    row = summary(u_pred, u_ref, boundary="dirichlet")
+    row = summary(u_pred, u_ref)
     assert "correlation_time" not in row and len(row["error_growth_by_lead"]["value"]) == 1
     assert row["nrmse"]["value"] == pytest.approx(metrics.nrmse(u_pred, u_ref).mean().item(), rel=1e-5)
     assert torch.allclose(
-        metrics.nrmse_per_trajectory(metrics.score(u_pred, u_ref, "dirichlet")),
+        metrics.nrmse_per_trajectory(metrics.score(u_pred, u_ref)),
         metrics.nrmse(u_pred, u_ref).mean((1, 2)),
     )

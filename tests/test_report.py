@@ -1,9 +1,7 @@
 """results.json, gates, report.html and the leaderboard, on advected waves and a noisy prediction of them."""
 
-import base64
 import copy
 import functools
-import io
 import json
 import math
 import re
@@ -11,7 +9,6 @@ import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -22,8 +19,7 @@ from PIL import Image
 from bench import leaderboard, sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
-from ups.evaluation.break_even import add_costs, conclude
-from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
+from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
 from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
@@ -54,7 +50,7 @@ def waves(n, num_frames, fields, cells, ndim, seed):
     return u[1, :, 1:], u[0, :, 1:], times[1:], u[0, :, :1]
 
 
-def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals):
+def task_entry(name, u_pred, u_ref, times, context, fields, has_rivals):
     steady = u_ref.shape[1] == 1
     trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
     noise = 0.005 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(2))
@@ -66,7 +62,7 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
     }
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
-    scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
+    scores = {model: metrics.score(u, u_ref) for model, u in predictions.items()}
     facts = {
         "network_is_used": True,
         "parameters": [] if steady else [0.4, 1.0],
@@ -108,10 +104,6 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
         for key in ("nrmse", "crmse") if other in scores else ():
             ratio = compare(metrics.ERROR[key], scores["operator"], scores[other], Resamples(100, 0))
             entry.add(f"operator / {other}", {key: ratio})
-    shown = {model: scores[model] for model in ("operator", "codec_floor")}
-    leads = [facts["times"][lead] for lead in metrics.spectrum_leads(u_ref.shape[1])]
-    for model, spectrum in metrics.summarise_spectra(shown).items():
-        entry.add(model, spectrum, "spectra", leads)
     return entry, samples
 
 
@@ -142,23 +134,23 @@ def make_example(n=4):
             "device": "2 CPU cores",
             "torch": torch.__version__,
         },
-        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
+        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0},
         "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480},
     }
     results, samples = Results(facts), {}
-    for seed, (name, frames, fields, cells, ndim, boundary) in enumerate(
+    for seed, (name, frames, fields, cells, ndim) in enumerate(
         (
-            ("advection1d", 16, ["u"], 64, 1, "periodic"),
-            ("darcy2d", 1, ["u"], 32, 2, "dirichlet"),
-            ("diff_react2d", 3, ["u", "v"], 32, 2, "no_flux"),
-            ("cfd3d", 6, ["density"], 12, 3, "periodic"),
+            ("advection1d", 16, ["u"], 64, 1),
+            ("darcy2d", 1, ["u"], 32, 2),
+            ("diff_react2d", 3, ["u", "v"], 32, 2),
+            ("cfd3d", 6, ["density"], 12, 3),
         )
     ):
         u_pred, u_ref, times, context = waves(n, frames, len(fields), cells, ndim, seed)
         if frames == 1:
             u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
         results.tasks[name], samples[name] = task_entry(
-            name, u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
+            name, u_pred, u_ref, times, context, fields, name != "cfd3d"
         )
     facts["stages"] = {"operator": list(results.tasks)}
     facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
@@ -247,7 +239,7 @@ def test_figures_are_written_as_readable_png_files(made):
     assert {
         *(
             "training advection1d_median_error_u advection1d_worst_error_u darcy2d_median_error_u "
-            "darcy2d_spectra diff_react2d_median_error_v cfd3d_error_growth"
+            "diff_react2d_median_error_v cfd3d_error_growth"
         ).split()
     } <= names and "darcy2d_error_growth" not in names
     for file in (path.parent / "figures").glob("*.png"):
@@ -315,40 +307,14 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     sample = example()[1]["cfd3d"][0]
     figure = figures.sample_figure(sample, 0)
     image = figure.axes[0].get_images()[0].get_array()
-    assert (
-        np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
-        and figures.player(sample, 0).count("<canvas") == 3
-    )
-
-
-def decoded(uri):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
-
-
-def test_the_image_in_a_player_is_the_field():
-    sample = example()[1]["diff_react2d"][0]
-    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.player(sample, 0))[0])
-    # rows from the top are y from its end
-    first, field = (image[:32].astype(float), sample["u_ref"][0, 0].T[::-1])
-    assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
-
-
-def test_a_player_marks_what_is_not_finite():
-    samples = example()[1]
-    line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
-    line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
-    data = json.loads(re.search(r"json\">(.*?)</script>", figures.player(line, 0)).group(1))
-    prediction, truth = data["lines"]
-    assert prediction[2][5] is None and None not in truth[2]
-    image = decoded(figures.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
-    assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
+    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
 
 
 def test_a_broken_prediction_still_gets_its_report(tmp_path):
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 2, 2, 16, 1, 0)
     u_pred[:, 1, 0], u_ref[:, :, 1], context[:, :, 1] = torch.nan, 0.0, 0.0
-    entry, samples = task_entry("advection1d", u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
+    entry, samples = task_entry("advection1d", u_pred, u_ref, times, context, ["u", "v"], False)
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
     results.tasks, results.facts["stages"] = {"advection1d": entry}, {"operator": ["advection1d"]}
     gates = check_gates(results, GATES)
@@ -382,21 +348,17 @@ def test_the_summary_names_the_better_model():
 
 def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     results, _, _ = example()
-    costs = {"error": 0.1, "seconds": 0.1}
     for name, task in results.tasks.items():
         task.facts["units"] = {"time": "s"} if name == "cfd3d" else {}
-        found = conclude({"data": 1.0}, [{**costs, "grid": [8]}], costs, horizon_of(task.facts))
-        add_costs(task, found)
     results.tasks["advection1d"].add("operator", {"nrmse": interval(9.0)})
     table, folder = results, tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
     table.save(folder)
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
     assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
     of_one = [*map(in_words, results.tasks.values())]
-    of_one += [task.facts["break_even"]["words"] for task in results.tasks.values()]
-    assert [waves in words for words in of_one] == [True, False, False, False] * 2
-    assert [cloud in words for words in of_one] == [False, False, False, True] * 2
-    of_all = [overview(table), str(sections.break_even_section(table.tasks))]
+    assert [waves in words for words in of_one] == [True, False, False, False]
+    assert [cloud in words for words in of_one] == [False, False, False, True]
+    of_all = [overview(table)]
     of_all += [sweep.table(tmp_path, "one", [("a=1",)], [0]), leaderboard.table(tmp_path, split="val")]
     for words in of_all:  # the steady task has none
         assert waves in words and cloud in words and words.count("(scored up to") == 3

@@ -132,7 +132,7 @@ def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
         "created": "2025-01-31T12:00:00Z",
         "config_hash": "3f9a",
         "environment": {"command": ["x"]},
-        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
+        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0},
         "training": {"steps": 1},
         "stages": {"operator": ["pairs"]},
     }

@@ -282,7 +282,6 @@ class EvaluateConfig:
     batch_size: Annotated[int, Positive]
     max_trajectories: int
     num_bootstrap: Annotated[int, Resamples]
-    legacy: bool
     stages: list[Literal[*STAGES]]
     quality: bool
     max_ratio_to_persistence: float

@@ -207,8 +207,7 @@ class SampledWindows:
     residual. u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it
     includes the codec's error, which no sample has. rows: positions in the split.
     starts: first frames, counted from the first one in the corrector's training. law (count, K, bundle,
-    C, *space): as u_ref, of exact samples; exact (count, M, ...): other exact samples, as an ensemble;
-    None if not requested or not known.
+    C, *space): as u_ref, of exact samples; None if not requested or not known.
     """
 
     samples: dict[str, Tensor]
@@ -217,7 +216,6 @@ class SampledWindows:
     rows: Tensor
     starts: Tensor
     law: Tensor | None = None
-    exact: Tensor | None = None
 
 
 @torch.no_grad()
@@ -256,18 +254,11 @@ def one_step(
     if not num_exact or not ensembles.truth.task.has_known_law:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
-    drawn = torch.cat(
-        [
-            law_of(
-                ensembles,
-                *cut,
-                generator(ensembles.seed, "test", number),
-                num_members + affordable(num_exact, u_ref),
-            )
-            for number, cut in enumerate(cuts)
-        ]
-    )
-    return replace(found, exact=drawn[:, :num_members], law=drawn[:, num_members:])
+    drawn = [
+        law_of(ensembles, *cut, generator(ensembles.seed, "test", number), affordable(num_exact, u_ref))
+        for number, cut in enumerate(cuts)
+    ]
+    return replace(found, law=torch.cat(drawn))
 
 
 def law_of(

@@ -5,7 +5,7 @@ Axes: u_pred, u_ref are (n, T, C, *space) in physical units, 1 to 3 space axes; 
 only, without the context frames. e = u_pred - u_ref, <.>_x is a mean over cells, N the number of cells, box
 length 1.
 
-    scores = merge([score(pred, ref, boundary) for pred, ref in batches])     # per trajectory
+    scores = merge([score(pred, ref) for pred, ref in batches])               # per trajectory
     row = summarise_errors(scores, Resamples(count, seed))                    # numbers with 95 % intervals
 
 Definitions are PDEBench's (Takamoto et al. 2022, `metric_func`) unless a docstring says otherwise, with roots
@@ -28,13 +28,12 @@ from ups.metrics.intervals import (
     defined_mean,
     merge,
     number,
-    numbers,
     plain_mean,
     ratio,
     root_mean,
     summarise,
 )
-from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
+from ups.metrics.spectra import error_shells, rms, space_axes
 
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
 CORRELATION = 0.8  # threshold of the high-correlation time (Lippe et al. 2023, PDE-Refiner, section 4)
@@ -161,18 +160,12 @@ def correlation_time(values: Tensor, lead_times: Tensor | None = None) -> Tensor
     return lead_times.to(torch.float64)[first.cpu()]
 
 
-def spectrum_leads(num_frames: int) -> list[int]:
-    """The leads whose spectra are stored: first, middle and last predicted frame."""
-    return sorted({0, num_frames // 2, num_frames - 1})
-
-
-def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
+def _score_chunk(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     u_pred, u_ref = u_pred.double(), u_ref.double()
     valid = valid_cells(u_ref)
     bad = ~torch.isfinite(filled(u_pred, valid)).flatten(3).all(3)
     u_pred = torch.where(bad.reshape(*bad.shape, *[1] * (u_ref.ndim - 3)), u_ref, u_pred)  # marked inf below
     u_pred = filled(u_pred, valid, torch.nan)
-    leads = spectrum_leads(u_ref.shape[1])
     errors = {
         "rmse": rmse(u_pred, u_ref),
         "bias": bias(u_pred, u_ref),
@@ -184,32 +177,27 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tens
         name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
         for name, value in errors.items()
     }
-    spectrum = energy_spectrum(u_pred[:, leads], boundary).masked_fill(bad[:, leads, :, None], torch.inf)
     return {
         **errors,
         "ref_rms": rms(u_ref),
-        "spectrum_pred": spectrum,
         "correlation": correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0),
-        "spectrum_ref": energy_spectrum(u_ref[:, leads], boundary),
         "nonfinite": bad.flatten(1).any(1).double(),
     }
 
 
-def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
+def score(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
     rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
-    T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `spectrum_leads`; nonfinite: (n,) 1 if the
-    prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count. `boundary` (as
-    in ups.tasks) selects the basis of the spectra. Errors of
-    non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
+    T); nonfinite: (n,) 1 if the prediction has a NaN or inf. Cells in which the truth is NaN in every frame
+    do not count. Errors of non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is
+    not finite.
     """
     check_shapes(u_pred, u_ref)
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
-    parts = [
-        _score_chunk(u_pred[i : i + size], u_ref[i : i + size], boundary) for i in range(0, len(u_ref), size)
-    ]
-    return merge(parts)
+    return merge(
+        [_score_chunk(u_pred[i : i + size], u_ref[i : i + size]) for i in range(0, len(u_ref), size)]
+    )
 
 
 def relative(scores: Scores) -> Tensor:
@@ -233,11 +221,6 @@ def pooled(error: Tensor, ref: Tensor, by_lead: bool = False) -> Moments:
         return values.unflatten(1, ref.shape[1:]).nanmean(2) if by_lead else values.nanmean(1)
 
     return torch.cat([part.square().flatten(1) for part in (error, ref)], 1), statistic
-
-
-def _global(scores: Scores, _: Any) -> Moments:
-    sums = (scores[name].square().flatten(1).sum(1) for name in ("rmse", "ref_rms"))
-    return defined_mean(ratio(*sums).sqrt()[:, None])
 
 
 def _band(scores: Scores, first: int, last: int | None) -> Moments | None:
@@ -266,19 +249,10 @@ ERRORS = (
         lambda scores, _: defined_mean(relative(scores).flatten(1)),
     ),
     Metric(
-        "nrmse_global",
-        "nRMSE, global",
-        "one ratio per trajectory over all frames, fields and cells (relative L2)",
-        _global,
-    ),
-    Metric(
         "nrmse_pooled",
         "nRMSE, pooled",
         "per frame and field, squares averaged over trajectories before the ratio",
         lambda scores, _: pooled(scores["rmse"], scores["ref_rms"]),
-    ),
-    Metric(
-        "nrmse_legacy", "nRMSE, legacy", "PDEBench's published convention: context frames counted as perfect"
     ),
     Metric("rmse", "RMSE", "RMS error in physical units", lambda scores, _: plain_mean(scores["rmse"])),
     Metric(
@@ -334,7 +308,6 @@ ERRORS = (
     Metric(
         "error_growth_by_lead", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True
     ),
-    Metric("nrmse_by_field", moments=lambda scores, _: defined_mean(relative(scores), 1)),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",
@@ -360,29 +333,13 @@ def summarise_errors(
     scores: Scores,
     resamples: Resamples,
     lead_times: Tensor | None = None,
-    legacy_context: int = 0,
     is_pooled: bool = False,
 ) -> dict[str, Any]:
     """One model's figures: every metric of `ERRORS`. is_pooled: error_growth_by_lead is pooled.
 
-    lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
-    PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
+    lead_times: of the correlation time.
     """
     out = summarise(ERRORS, scores, resamples, lead_times)
     if is_pooled:
         out |= summarise([POOLED_GROWTH], scores, resamples, lead_times)
-    if legacy_context:
-        num_frames = scores["rmse"].shape[1]
-        factor = num_frames / (num_frames + legacy_context)
-        out["nrmse_legacy"] = {
-            end: None if value is None else number(value * factor) for end, value in out["nrmse"].items()
-        }
     return out
-
-
-def summarise_spectra(scores: dict[str, Scores]) -> dict[str, dict[str, list]]:
-    """Mean energy spectra of the truth and of each model, at `spectrum_leads`: name -> {"spectrum_by_lead":
-    [field][shell][lead]}."""
-    spectra = {"truth": next(iter(scores.values()))["spectrum_ref"]}
-    spectra |= {name: value["spectrum_pred"] for name, value in scores.items()}
-    return {name: {"spectrum_by_lead": numbers(u.mean(0).movedim(0, -1))} for name, u in spectra.items()}

@@ -110,22 +110,3 @@ def octaves(u: Tensor, boundary: str) -> Tensor:
     spectrum = energy_spectrum(u, boundary)
     edges = [*(2**j for j in range(max(1, int(math.log2(last))))), last + 1]
     return torch.stack([spectrum[..., a:b].sum(-1) for a, b in itertools.pairwise(edges)], -1)
-
-
-def spectrum_error(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
-    """Mean |log10(E_member / E_true)| over octaves of the wave number and over members -> (n, T, C); 2 = a
-    factor of 100.
-
-    members (n, M, T, C, *space): each is compared, because small scales average out in the ensemble mean.
-    reference (n, T, C, *space), the operator's prediction: compare the residuals member - reference and u_ref
-    - reference. Energies are at least ROUNDING of the truth's, the precision of float32 fields. NaN for a
-    zero truth.
-    """
-    x, y = members.double(), u_ref.double()
-    floor = (ROUNDING * rms(y).square())[..., None]
-    if reference is not None:
-        x, y = x - reference.double()[:, None], y - reference.double()
-    member = octaves(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
-    truth = torch.maximum(octaves(y, boundary), floor)
-    error = (torch.maximum(member, floor[:, None]) / truth[:, None]).log10().abs().mean((1, 4))
-    return torch.where(floor[..., 0] > 0, error, torch.nan)
