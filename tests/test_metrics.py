@@ -34,8 +34,7 @@ def numpy_pdebench(u_pred, u_ref):
     """PDEBench's definitions written out with loops over one batch that holds every trajectory."""
     pred, ref = u_pred.double().numpy(), u_ref.double().numpy()
     n, num_frames, channels, *space = ref.shape
-    out = {key: np.zeros((num_frames, channels)) for key in ("rmse", "nrmse", "crmse", "max_error", "brmse")}
-    bands = np.zeros((3, num_frames, channels))
+    out = {key: np.zeros((num_frames, channels)) for key in ("rmse", "nrmse", "crmse")}
     for t in range(num_frames):
         for c in range(channels):
             e, u = pred[:, t, c] - ref[:, t, c], ref[:, t, c]
@@ -43,48 +42,15 @@ def numpy_pdebench(u_pred, u_ref):
             out["rmse"][t, c] = root.mean()
             out["nrmse"][t, c] = np.mean([root[i] / np.sqrt((u[i] ** 2).mean()) for i in range(n)])
             out["crmse"][t, c] = np.sqrt(np.mean([e[i].sum() ** 2 for i in range(n)])) / np.prod(space)
-            out["max_error"][t, c] = np.abs(e).max()
-            edge = []
-            for i in range(n):
-                if len(space) == 1:
-                    edge.append(math.sqrt((e[i][0] ** 2 + e[i][-1] ** 2) / 2))
-                elif len(space) == 2:
-                    total = sum((x**2).sum() for x in (e[i][0], e[i][-1], e[i][:, 0], e[i][:, -1]))
-                    edge.append(math.sqrt(total / (2 * space[0] + 2 * space[1])))
-                else:
-                    total = sum(
-                        (x**2).sum()
-                        for x in (e[i][0], e[i][-1], e[i][:, 0], e[i][:, -1], e[i][:, :, 0], e[i][:, :, -1])
-                    )
-                    nx, ny, nz = space
-                    edge.append(math.sqrt(total / (2 * nx * ny + 2 * ny * nz + 2 * nz * nx)))
-            out["brmse"][t, c] = np.mean(edge)
-            if len(space) == 1:
-                shell = np.sqrt((np.abs(np.fft.rfft(e, axis=1)) ** 2).mean(0)) / space[0]
-            else:
-                energy = np.zeros((n, min(s // 2 for s in space)))
-                hat = np.abs(np.fft.fftn(e, axes=range(1, e.ndim))) ** 2
-                for k in np.ndindex(*[s // 2 for s in space]):
-                    it = math.floor(math.sqrt(sum(x * x for x in k)))
-                    if it < energy.shape[1]:
-                        energy[:, it] += hat[(slice(None), *k)]
-                shell = np.sqrt(energy.mean(0)) / np.prod(space)
-            bands[:, t, c] = [
-                shell[a:b].mean() if len(shell) > a else np.nan for a, b in ((0, 4), (4, 12), (12, None))
-            ]
-    flat = {key: value.mean() for key, value in out.items()}
-    return {**flat, **dict(zip(("frmse_low", "frmse_mid", "frmse_high"), bands.mean((1, 2)), strict=True))}
+    return {key: value.mean() for key, value in out.items()}
 
 
-@pytest.mark.parametrize("space", [(32,), (12, 16), (26, 26), (8, 6, 10)])
+@pytest.mark.parametrize("space", [(32,), (12, 16), (8, 6, 10)])
 def test_numbers_equal_a_plain_numpy_computation_of_pdebench(space):
     u_pred, u_ref = make(space=space)
     row = summary(u_pred, u_ref)
     for name, value in numpy_pdebench(u_pred, u_ref).items():
-        if math.isnan(value):
-            assert name not in row  # a coarse grid has no such band
-        else:
-            assert row[name]["value"] == pytest.approx(value, rel=1e-5), name
+        assert row[name]["value"] == pytest.approx(value, rel=1e-5), name
 
 
 def test_hand_arithmetic():
@@ -93,8 +59,6 @@ def test_hand_arithmetic():
     assert metrics.rmse(u_pred, u_ref).item() == pytest.approx(math.sqrt(0.5))
     assert metrics.nrmse(u_pred, u_ref).item() == pytest.approx(1 / 5)
     assert metrics.bias(u_pred, u_ref).item() == pytest.approx(0.5)
-    assert metrics.max_error(u_pred, u_ref).item() == pytest.approx(1.0)
-    assert metrics.boundary_rmse(u_pred, u_ref).item() == pytest.approx(math.sqrt(0.5))
 
 
 def test_the_two_normalisations_differ_as_defined():
@@ -109,15 +73,6 @@ def test_the_two_normalisations_differ_as_defined():
     by_lead = summary(u_pred, u_ref, is_pooled=True)
     assert by_lead["error_growth_by_lead"]["value"] == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)])
     assert by_lead["nrmse"] == row["nrmse"]
-
-
-def test_boundary_error_in_3d_times_root_channels_is_the_published_one():
-    u_pred, u_ref = make(channels=3, space=(4, 5, 6), n=2, num_frames=1)
-    ours = metrics.boundary_rmse(u_pred, u_ref)
-    e = (u_pred.double() - u_ref.double()) ** 2
-    total = sum(e.select(axis, i).flatten(1).sum(1) for axis in (3, 4, 5) for i in (0, -1))
-    published = (total / (2 * 20 + 2 * 30 + 2 * 24)).sqrt()
-    assert torch.allclose(ours.square().sum(2).sqrt()[:, 0], published)
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "no_flux"])
@@ -146,15 +101,6 @@ def test_cosine_spectrum_has_no_edge_tail_where_the_fourier_spectrum_has_one():
         for name in ("periodic", "dirichlet")
     }
     assert tail["dirichlet"] < 1e-20 < 1e-3 < tail["periodic"]
-
-
-def test_all_quadrants_hold_more_error_than_the_positive_one():
-    u_pred, u_ref = make(space=(16, 16))
-    positive = spectra.error_shells(u_pred - u_ref)
-    everything = spectra.energy_spectrum(u_pred - u_ref, "periodic")[..., :8]
-    assert (everything >= positive - 1e-12).all() and 2 < (everything.sum() / positive.sum()).item() < 4
-    # shell 0: the squared mean
-    assert torch.allclose(positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9)
 
 
 def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
@@ -192,7 +138,7 @@ def test_a_prediction_that_is_not_finite_never_gets_a_number(value):
     u_pred[3, 2, 1, 7] = value
     row = summary(u_pred, u_ref)
     assert row["nonfinite_trajectories"] == 1
-    for name in ("nrmse", "rmse", "crmse", "brmse", "frmse_low", "max_error"):
+    for name in ("nrmse", "rmse", "crmse"):
         assert row[name]["value"] is None, name
     assert [v is None for v in row["error_growth_by_lead"]["value"]] == [False, False, True, False, False]
 
@@ -285,7 +231,7 @@ def test_paired_ratio_is_tighter_than_unpaired_and_shuffling_the_pairs_shows():
 def test_compare_is_the_ratio_of_the_two_summaries():
     u_pred, u_ref = make()
     ours, theirs = metrics.score(u_pred, u_ref), metrics.score(u_pred + 0.3, u_ref)
-    for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
+    for metric in ("nrmse", "nrmse_pooled", "crmse"):
         expected = (
             metrics.summarise_errors(ours, Resamples(10, 0))[metric]["value"]
             / metrics.summarise_errors(theirs, Resamples(10, 0))[metric]["value"]

@@ -28,8 +28,6 @@ from ups.models.operator import Component, Operator
 from ups.results import Entry
 from ups.tasks import Task
 
-COMPARED = ("nrmse", "crmse")
-
 
 @torch.no_grad()
 def assess_forecasts(
@@ -73,7 +71,7 @@ def assess_forecasts(
     for other in ("base", *TRIVIAL):
         if other in scores:
             pair = scores["operator"], scores[other]
-            compared = (*COMPARED, *(["nrmse_pooled"] if is_pooled else []))
+            compared = ("nrmse", *(["nrmse_pooled"] if is_pooled else []))
             ratios = {name: compare(ERROR[name], *pair, resamples) for name in compared}
             entry.add(f"operator / {other}", ratios)
     for model, part in scores.items():

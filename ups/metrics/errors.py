@@ -27,15 +27,13 @@ from ups.metrics.intervals import (
     Scores,
     defined_mean,
     merge,
-    number,
     plain_mean,
     ratio,
     root_mean,
     summarise,
 )
-from ups.metrics.spectra import error_shells, rms, space_axes
+from ups.metrics.spectra import rms
 
-LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
 CORRELATION = 0.8  # threshold of the high-correlation time (Lippe et al. 2023, PDE-Refiner, section 4)
 LARGEST_ERROR = 0.5  # nRMSE of a forecast that is still usable: a quarter of the field's energy is wrong
 VANISHING = 1e-2  # RMS of a frame over that of all
@@ -93,36 +91,6 @@ def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return cell_mean(_error(u_pred, u_ref), valid_cells(u_ref))
 
 
-def max_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """max_x |e| -> (n, T, C). PDEBench's Max is mean_TC max_n of it."""
-    return filled(_error(u_pred, u_ref), valid_cells(u_ref)).abs().amax(space_axes(u_ref))
-
-
-def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """sqrt(sum of e^2 on all faces / number of face cells) -> (n, T, C); cells on two faces count twice, as
-    in PDEBench.
-
-    Face cells: 2 in 1D, 2 (nx + ny) in 2D, 2 (nx ny + ny nz + nz nx) in 3D. In 3D PDEBench also sums e^2 over
-    channels before the root: theirs is sqrt(sum_c ours^2), which we do not follow because it grows with the
-    number of channels.
-    """
-    valid = valid_cells(u_ref)
-    squared = filled(_error(u_pred, u_ref).square(), valid)
-    ends = torch.tensor([0, -1], device=squared.device)
-
-    def on_faces(u: Tensor) -> list[Tensor]:
-        return [u.index_select(axis, ends % u.shape[axis]) for axis in space_axes(u)]
-
-    faces = on_faces(squared)
-    total = sum(face.sum(space_axes(face)) for face in faces)
-    count = (
-        sum(math.prod(face.shape[3:]) for face in faces)
-        if valid is None
-        else sum(face.sum(space_axes(face)) for face in on_faces(valid[None, None]))
-    )
-    return (total / count).sqrt()
-
-
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """Pearson correlation over space, mean over channels -> (n, T).
 
@@ -169,9 +137,6 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     errors = {
         "rmse": rmse(u_pred, u_ref),
         "bias": bias(u_pred, u_ref),
-        "max_error": max_error(u_pred, u_ref),
-        "brmse": boundary_rmse(u_pred, u_ref),
-        "shells": error_shells(u_pred - u_ref),
     }
     errors = {
         name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
@@ -188,10 +153,9 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
 def score(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
-    rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
-    T); nonfinite: (n,) 1 if the prediction has a NaN or inf. Cells in which the truth is NaN in every frame
-    do not count. Errors of non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is
-    not finite.
+    rmse, ref_rms, bias: (n, T, C); correlation: (n, T); nonfinite: (n,) 1 if the prediction has a NaN or inf.
+    Cells in which the truth is NaN in every frame do not count. Errors of non-finite frames are inf. Raises
+    ValueError for unequal shapes or a truth that is not finite.
     """
     check_shapes(u_pred, u_ref)
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
@@ -221,12 +185,6 @@ def pooled(error: Tensor, ref: Tensor, by_lead: bool = False) -> Moments:
         return values.unflatten(1, ref.shape[1:]).nanmean(2) if by_lead else values.nanmean(1)
 
     return torch.cat([part.square().flatten(1) for part in (error, ref)], 1), statistic
-
-
-def _band(scores: Scores, first: int, last: int | None) -> Moments | None:
-    """Fourier error of shells first .. last - 1; None if the grid is too coarse."""
-    shells = scores["shells"][..., first:last]
-    return root_mean(shells) if shells.shape[3] else None
 
 
 def _correlation_time(scores: Scores, lead_times: Any) -> Moments | None:
@@ -267,36 +225,6 @@ ERRORS = (
         "RMS change of the conserved means since the last input frame, over their RMS there (mean over "
         "frames and conserved quantities)",
         _conservation,
-    ),
-    Metric(
-        "max_error",
-        "max error",
-        "largest error over cells and trajectories, mean over frames and fields; no interval",
-        plain=lambda scores: {"value": number(scores["max_error"].amax(0).mean()), "low": None, "high": None},
-    ),  # the bootstrap of a maximum is not consistent
-    Metric(
-        "brmse",
-        "boundary RMSE",
-        "RMS error in the outermost cells",
-        lambda scores, _: plain_mean(scores["brmse"]),
-    ),
-    Metric(
-        "frmse_low",
-        "Fourier RMSE, low",
-        f"error of wave numbers below {LOW}",
-        lambda scores, _: _band(scores, 0, LOW),
-    ),
-    Metric(
-        "frmse_mid",
-        "Fourier RMSE, mid",
-        f"error of wave numbers {LOW} to {HIGH - 1}",
-        lambda scores, _: _band(scores, LOW, HIGH),
-    ),
-    Metric(
-        "frmse_high",
-        "Fourier RMSE, high",
-        f"error of wave numbers from {HIGH}",
-        lambda scores, _: _band(scores, HIGH, None),
     ),
     Metric(
         "correlation_time",

@@ -27,11 +27,10 @@ def score_trajectories(members: Tensor, u_ref: Tensor, exact: Tensor | None = No
     """
     check_members(members, u_ref, "score_trajectories")
     size = max(1, CHUNK // members[0].numel())
-    parts = [
-        {"trajectory_score": _trajectory_score(*(None if u is None else u[i : i + size] for u in every))}
-        for every in [(members, u_ref, exact)]
-        for i in range(0, len(u_ref), size)
-    ]
+    parts = []
+    for i in range(0, len(u_ref), size):
+        some = (None if u is None else u[i : i + size] for u in (members, u_ref, exact))
+        parts.append({"trajectory_score": _trajectory_score(*some)})
     return merge(parts)
 
 

@@ -38,40 +38,14 @@ def _whole(u: Tensor) -> Tensor:
     return mean + filled(u - mean, valid) / fraction(valid).to(u).sqrt()[cells]
 
 
-def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tensor:
+def _shells(power: Tensor, waves: Sequence[Tensor]) -> Tensor:
     """Sums of `power` (n, T, C, *grid) over cells of equal floor(|k|), k from `waves` (one vector per axis).
 
-    -> (n, T, C, shells); num_shells = 0: all of them.
+    -> (n, T, C, shells).
     """
     index = sum(k.square() for k in torch.meshgrid(*waves, indexing="ij")).sqrt().floor().long().flatten()
-    num_shells = num_shells or int(index.max()) + 1
-    kept = index < num_shells
-    out = torch.zeros(*power.shape[:3], num_shells, dtype=power.dtype, device=power.device)
-    return out.index_add_(3, index[kept], power.flatten(3)[..., kept])
-
-
-def _fourier(u: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(|u_hat|^2 / N^2 of every wave number, wave numbers of each axis)."""
-    space = u.shape[3:]
-    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) for n in space]
-    return torch.fft.fftn(u, dim=space_axes(u)).abs().square() / math.prod(space) ** 2, waves
-
-
-def error_shells(error: Tensor) -> Tensor:
-    """sum over floor(|k|) = shell of |e_hat|^2 / N^2 of an error (n, T, C, *space) -> (n, T, C, shells).
-
-    PDEBench's fRMSE of shell k is F_k = sqrt(mean_n shells_k); bands are means of F_k over k < 4, 4..11 and
-    >= 12. As there,
-    1D: rfft, shells 0..nx/2; 2D, 3D: shells below min(n_i) / 2 of k_i >= 0 only (half or a quarter of the
-    energy).
-    """
-    error, space = _whole(error.double()), error.shape[3:]
-    if len(space) == 1:
-        return torch.fft.rfft(error).abs().square() / space[0] ** 2
-    power, waves = _fourier(error)
-    for axis in space_axes(error):
-        power = power.narrow(axis, 0, power.shape[axis] // 2)
-    return _shells(power, [k[: len(k) // 2] for k in waves], max(1, min(space) // 2))
+    out = torch.zeros(*power.shape[:3], int(index.max()) + 1, dtype=power.dtype, device=power.device)
+    return out.index_add_(3, index, power.flatten(3))
 
 
 def energy_spectrum(u: Tensor, boundary: str) -> Tensor:

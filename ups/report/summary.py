@@ -51,7 +51,6 @@ def paragraph(results: Results) -> str:
         *_on_the_gates(results.facts["gates"]),
         *_on_the_base(tasks),
         *_on_other_networks(tasks),
-        *_on_the_codec(tasks),
         *_on_the_largest_error(tasks),
     ]
     return " ".join(sentences)
@@ -128,19 +127,6 @@ def _on_other_networks(tasks: dict[str, Entry]) -> list[str]:
     if unknown:
         out.append(f"No FNO or U-Net was trained on {_listed(unknown)} (make bench).")
     return out
-
-
-def _on_the_codec(tasks: dict[str, Entry]) -> list[str]:
-    errors = {
-        name: [_error(task, model)["value"] for model in ("codec_floor", "operator")]
-        for name, task in tasks.items()
-    }
-    shares = {name: floor / ours for name, (floor, ours) in errors.items() if ours and floor is not None}
-    name = max(shares, key=shares.get, default=None)
-    if name is None:
-        return []
-    share = f"{100 * shares[name]:.2g} %"
-    return [f"The codec's reconstruction error is at most {share} of the operator's ({name})."]
 
 
 def _on_the_largest_error(tasks: dict[str, Entry]) -> list[str]:
