@@ -330,22 +330,6 @@ def interval(value, low=None, high=None):
     return {"value": value, "low": value if low is None else low, "high": value if high is None else high}
 
 
-def test_the_summary_names_the_better_model():
-    results, _, _ = example()
-    text = paragraph(results)
-    assert re.search(r"The network reduces the error of its base by .* % on advection1d", text)
-    assert f"1 of {len(results.facts['gates'])} gates fail: nrmse/diff_react2d." in text
-    assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
-    task = results.tasks["advection1d"]
-    task.add("operator", {"nrmse": interval(9.0, 8.1, 9.9)})
-    task.add("fno", {"nrmse": interval(0.01, 0.009, 0.011)})
-    text = paragraph(results)
-    assert re.search(
-        r"Compared with the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text
-    )
-    assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
-
-
 def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     results, _, _ = example()
     for name, task in results.tasks.items():
@@ -354,7 +338,6 @@ def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     table, folder = results, tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
     table.save(folder)
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
-    assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
     of_one = [*map(in_words, results.tasks.values())]
     assert [waves in words for words in of_one] == [True, False, False, False]
     assert [cloud in words for words in of_one] == [False, False, False, True]
@@ -374,66 +357,53 @@ def test_errors_of_a_field_that_vanishes_are_shown_pooled():
     for pair in task.ratios():
         task.add(pair, {"nrmse_pooled": task.value(pair, "nrmse")})
     pooled = task.number("operator", "nrmse_pooled")
-    for text in (overview(results), paragraph(results), str(model_card._forecasts(results)["rows"])):
+    for text in (overview(results), str(model_card._forecasts(results)["rows"])):
         assert "992" not in text
     assert number(pooled) in overview(results) and "pooled" in usability_of(task, None)["words"]
     assert leaderboard.figure(task, "nrmse") == pooled
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kind", "words", "cell"),
+    ("ratio", "kind", "cell"),
     [
         (
             interval(0.86, 0.80, 0.92),
             "less",
-            "reduces the error of its base by 14.0 % on advection1d",
             "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>",
         ),
         (
             interval(0.99, 0.95, 1.01),
             "tie",
-            "Operator and base alone tie on advection1d",
             ">tie</span><small>-1.00 – 5.00 %</small>",
         ),
         (
             interval(1.07, 1.03, 1.10),
             "more",
-            "The base alone is better on advection1d",
             "<b>-7.00 %</b> the base is better</span><small>",
         ),
-        (interval(None), "unknown", "is unknown on advection1d.", ">no interval</span>"),
+        (interval(None), "unknown", ">no interval</span>"),
     ],
 )
-def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, words, cell):
+def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, cell):
     """A network that ties with its base or loses to it gets no praise."""
     results, _, _ = example()
     task = results.tasks["advection1d"]
     results.tasks = {"advection1d": task}
     task.add(PAIR, {"nrmse": ratio})
-    assert network_gain(task)[0] == kind and words in paragraph(results)
-    assert cell in overview(results) and "times lower" not in paragraph(results)
+    assert network_gain(task)[0] == kind and cell in overview(results)
     task.add("", {"num_initial_conditions": 1})
     assert network_gain(task) == ("unknown", [])  # whose interval is none
     task.facts["network_is_used"] = False
-    assert network_gain(task) == ("off", [])
-    # older weights do not record why
-    assert "The network is not used on advection1d." in paragraph(results)
+    assert network_gain(task) == ("off", []) and ">the network is not used</span>" in overview(results)
 
 
 def test_a_conservation_error_of_the_network_is_named():
     results, _, _ = example()
     task = results.tasks["advection1d"]
     task.add("operator", {"conservation_error": interval(0.027, 0.02, 0.03)})
-    task.add("codec_floor", {"conservation_error": interval(2.1e-7)})
-    words = (
-        "On advection1d the equation conserves the mean of u; the operator changes it by 0.0270 of its RMS, "
-        "the data by 2.10×10⁻⁷."
-    )
-    assert words in paragraph(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
-    task.add("operator", {"conservation_error": interval(3e-7)})
-    assert words not in paragraph(results)
+    assert "<i>conserved: u, to 0.0270</i>" in overview(results)
     drop(task, model="operator", metric="conservation_error")  # of an equation that keeps nothing
-    assert words not in paragraph(results) and "conserved:" not in overview(results)
+    assert "conserved:" not in overview(results)
 
 
 def columns(text):
@@ -657,14 +627,6 @@ def test_leaderboard_keeps_runs_that_cannot_be_compared_apart(tmp_path):
     results.facts["protocol"]["context_frames"] = 10
     fake_run(results, "longer_context", 0.1, tmp_path)
     assert leaderboard.table(tmp_path).count("| run |") == 2
-
-
-def test_leaderboard_names_the_broken_report(tmp_path):
-    path = tmp_path / "a" / "report" / "results.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"run": ')
-    with pytest.raises(ValueError, match="a/report/results.json is not readable.*Make the report again"):
-        leaderboard.table(tmp_path)
 
 
 STRANGE = {  # key of the results -> value

@@ -1,7 +1,6 @@
 """Input-output pairs, as two frames and as a one-dimensional map a(x) -> u(x): both train and end in a
 report."""
 
-import copy
 from pathlib import Path
 
 import h5py
@@ -9,15 +8,10 @@ import numpy as np
 import pytest
 import yaml
 from loop_stage import run_scripts
-from test_report import CONTEXT, GATES, task_entry, waves
-from test_report_ensemble import make_steady, steady_section
 
 import prepare_cache
-from ups.evaluation.gates import check_gates, check_usability
-from ups.report import report
 from ups.report.figures import sample_figure
-from ups.report.figures_ensemble import steady_cases
-from ups.results import Results, load
+from ups.results import load
 
 ROOT = Path(__file__).resolve().parent.parent
 CELLS = 32
@@ -103,43 +97,3 @@ def test_one_frame_of_a_one_dimensional_field_is_plotted_as_lines(has_inputs):
     truth, prediction = (line.get_ydata() for line in axes[-2].lines)
     assert np.array_equal(truth, u[0]) and np.array_equal(prediction, u[1])
     assert np.array_equal(axes[-1].lines[0].get_ydata(), u[1] - u[0])
-
-
-def test_a_one_dimensional_prior_is_plotted_as_lines():
-    entry, sample = copy.deepcopy(make_steady())
-    sample |= {"axes": ["x"], "coordinates": sample["coordinates"][:1]}
-    sample["cases"] = {
-        case: {
-            "observed": one["observed"][0],
-            "u_ref": one["u_ref"][:, 0],
-            "members": one["members"][:, :, 0],
-        }
-        for case, one in sample["cases"].items()
-    }
-    axes = steady_cases(sample, 0).axes
-    assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
-    page = steady_section(entry, sample)
-    assert "<svg" in page and "grey cells" not in page
-
-
-def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
-    u_pred, u_ref, times, context = waves(4, 1, 1, 32, 1, 0)
-    entry, [median, worst] = task_entry("pairs", u_pred, u_ref, times, context, ["u"], "periodic", False)
-    samples = [{**sample, "inputs": {}, "times": times.numpy()} for sample in (median, worst)]
-    entry.facts |= {"times": times.tolist(), "parameters": []}
-    facts = {
-        "run": "pairs",
-        "created": "2025-01-31T12:00:00Z",
-        "config_hash": "3f9a",
-        "environment": {"command": ["x"]},
-        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0},
-        "training": {"steps": 1},
-        "stages": {"operator": ["pairs"]},
-    }
-    results = Results(facts, {"pairs": entry})
-    facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
-    report.write_report(
-        results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
-    )
-    page = (tmp_path / "report.html").read_text()
-    assert "1 frame predicted" in page and 'class="player' not in page

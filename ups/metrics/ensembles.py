@@ -127,14 +127,14 @@ def _spread_squared(scores: Scores) -> Tensor:
 
 
 def _mean(name: str, by_lead: bool = False) -> Any:
-    """Moments of the mean of a score (n, T, ...) over frames and fields; by_lead: over fields. None if there
+    """Moments of the mean of a score (n, ...) over frames and fields; by_lead: over fields. None if there
     is no such score."""
 
     def moments(scores: Scores, _: object) -> Moments | None:
         found = scores.get(name)
         if found is None:
             return None
-        return defined_mean(found, 2) if by_lead else defined_mean(found.flatten(1))
+        return defined_mean(found, 2) if by_lead else defined_mean(found.reshape(len(found), -1))
 
     return moments
 
