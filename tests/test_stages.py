@@ -1146,10 +1146,6 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
             "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time",
         ),
         ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
-        (
-            "evaluate.spread_skill=[1.25,0.8]",
-            r"evaluate.spread_skill is \[1.25, 0.8\]; expected a lower and an upper bound",
-        ),
         (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a fraction in \[0, 1\)"),
         ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
         ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from ups.common.place import STAGES
 from ups.config.model import (
     BASES,
-    Between,
     Bound,
     Folder,
     Members,
@@ -292,11 +291,6 @@ class EvaluateConfig:
     ensemble_frames: Annotated[int, Positive]
     truth_members: Annotated[int, Positive]
     truth_fields: Annotated[int, Positive]
-    max_crps_ratio: float
-    max_student_ratio: float
-    max_exact_ratio: float
-    spread_skill: Annotated[list[float], Between]
-    spread_of_law: Annotated[list[float], Between]
     min_initial_conditions: int
 
 
