@@ -22,7 +22,7 @@ TRAINED = {name for stage in STAGES.values() for name in stage.trained_samplers}
 NOT_WORSE = 1.05  # score over that of the best cheap ensemble, which may be the exact law
 MAX_EXACT_RATIO = 1.1  # CRPS over that of exact draws, at every lead
 MAX_STUDENT_RATIO = 1.25  # CRPS of a student over that of the corrector
-RATIO = (0.85, 1.18)  # of figures that are 1 for exact samples
+RATIO = (0.85, 1.18)  # of figures of a prior that are 1 for exact samples
 
 
 class Margin(NamedTuple):
@@ -256,15 +256,6 @@ ENSEMBLE = (
         (None, 1.5),
         stages=("consistency", "scoring"),
         always=True,
-    ),
-    Claim(
-        "law/{task}",
-        "draws of another spread in the place of exact ones",
-        "spread of exact draws over the data's error about their mean",
-        lambda entry, _: entry.value("", "ssr_of_law", "one step"),
-        RATIO,
-        stages=("diffusion",),
-        of_task=True,
     ),
     Claim(
         "law_ranks/{task}",

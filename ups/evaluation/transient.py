@@ -11,7 +11,7 @@ from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
-from ups.evaluation.one_step import LEADS, ONE_STEP, assess_one_step, num_step_samples
+from ups.evaluation.one_step import LEADS, assess_one_step, num_step_samples
 from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
 from ups.metrics.climate import climate
@@ -114,9 +114,6 @@ def assess_transient(
                 members, u_ref[few], task.boundary, reference[few, 0], resamples[few], of_law, again
             )
             entry.add(model, {"likeness": found})
-        if model == "exact":  # are the data a sample of this law?
-            by_data = summarise_ensemble(score_ensemble(members, u_ref), resamples)
-            entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
     note(f"{task.name}: single steps")
     assess_one_step(
         entry,
