@@ -99,10 +99,7 @@ def main() -> int:
                 results.tasks[name].add(model, row)
         facts["gates"] = gates.check_gates(results, settings)
         facts["usability"] = gates.check_usability(results)
-        extra = {
-            "trust": partial(sections.trust_section, results.tasks),
-            "break-even": partial(sections.break_even_section, results.tasks),
-        }
+        extra = {"trust": partial(sections.trust_section, results.tasks)}
         for name, entry in results.ensembles.items():
             extra[f"{name}: ensembles"] = partial(sections.ensemble_section, entry, shown["ensembles"][name])
         for name, entry in results.steady.items():
@@ -155,7 +152,6 @@ def facts_of(inputs: parts.Inputs, trained: dict[str, Any], decided: list[Decisi
             "split": config.evaluate.split,
             "context_frames": config.evaluate.context_frames,
             "seed": config.run.seed,
-            "legacy": config.evaluate.legacy,
             "bootstrap": config.evaluate.num_bootstrap,
         },
         "decisions": [one.described() for one in decided],

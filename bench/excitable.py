@@ -48,7 +48,7 @@ from ups.evaluation.truth import Truth, open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, halves
-from ups.metrics.joint import score_joint
+from ups.metrics.joint import score_trajectories
 from ups.metrics.spectra import octaves
 from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
@@ -122,8 +122,7 @@ def assess(config: Config) -> dict[str, Any]:
     quiet, v = without_kicks(truth, rows), truth.frames(rows, truth.context - 1, 1)[:, 0, 1]
 
     def score(members: Tensor) -> dict[str, Tensor]:
-        joint = score_joint(members, u_ref, truth.task.boundary, None, law)
-        return score_ensemble(members, u_ref, truth.task.boundary, exact=law) | joint
+        return score_ensemble(members, u_ref, exact=law) | score_trajectories(members, u_ref, law)
 
     errors = RolloutErrors(ensembles, LEADS)
     forecasts = {
@@ -208,14 +207,14 @@ def assess_control(config: Config) -> dict[str, Any]:
     driven, (ensembles, rows) = open_truth(config, TASK), load(config, SHOWN)
     starts = scored_rows(config, driven)
     members = sample_exactly(driven, config.run.seed, starts, LEADS, config.evaluate.members)
-    scores = score_ensemble(members, driven.future(starts, LEADS), driven.task.boundary)
+    scores = score_ensemble(members, driven.future(starts, LEADS))
     unit = summarise_ensemble(scores, Resamples(1, 0))["spread_by_lead"]
     truth, head, models = ensembles.truth, ensembles.residuals.head, {}
     u_ref, forcing = truth.future(rows, LEADS), truth.forced(rows, head, LEADS)
     is_still = head.forcing_codec.denormalise(forcing)[:, 1, 0].flatten(1).amax(1) < KICK
     for model in ("operator", *ensembles.samplers):
         members = rollouts(ensembles, model, rows, LEADS, config.evaluate.members)
-        scores = score_ensemble(members, u_ref, truth.task.boundary)
+        scores = score_ensemble(members, u_ref)
         still = summarise_ensemble({name: part[is_still] for name, part in scores.items()}, Resamples(1, 0))
         every = summarise_ensemble(scores, Resamples(1, 0))
         models[model] = {

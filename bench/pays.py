@@ -108,7 +108,7 @@ def cost_of(
     repeats = range(NUM_REPEATS - 1 if seconds < LONG_S else 0)
     batch = [seconds, *(timed(partial(call, rows))[1] for _ in repeats)]
     alone = [timed(partial(call, rows[[at]]))[1] for at in (0, len(rows) // 2, -1)]
-    scores = score(task.predicted(u).float(), task.predicted(truth), task.boundary)
+    scores = score(task.predicted(u).float(), task.predicted(truth))
     return {
         "errors": nrmse_per_trajectory(scores).nan_to_num(math.inf, math.inf).tolist(),
         "batch": [scored_fraction * value / len(rows) for value in batch],
@@ -214,7 +214,7 @@ def stranger(author: str, python: Path | None) -> Found:
     found = solved(slice(-NUM_STARTS, None), tried, is_measured=True)
     task, truth, solvers = model.operator.heads[EQUATION].task, seen(found[f"u{len(tried) - 1}"]), []
     for at, ((cells, steps), (batch, alone)) in enumerate(zip(tried, found["seconds"].tolist(), strict=True)):
-        scores = score(seen(found[f"u{at}"])[:, 1:], truth[:, 1:], PERIODIC)
+        scores = score(seen(found[f"u{at}"])[:, 1:], truth[:, 1:])
         grid = f"{cells}, tolerance {0.01 / steps:g}" if author == "pypde" else f"{cells}, {steps} steps"
         errors = nrmse_per_trajectory(scores).tolist()
         solvers.append({"errors": errors, "batch": [batch], "alone": [alone], "grid": grid})

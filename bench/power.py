@@ -270,7 +270,7 @@ def decided(name: str, found: dict[str, dict[str, list]], members: Tensor) -> st
     entry = Entry("t", "ensembles", {"fields": ["u", "v"][:fields], "times": [*range(leads)]})
     entry.add("m", {"likeness": found}, claim.case)
     figure = claim.figure(entry, "m")
-    return outcome(gate("diffusion", f"{name}/t/m", "", figure, *claim.bounds(None, "m"), count=len(members)))
+    return outcome(gate("diffusion", f"{name}/t/m", "", figure, *claim.bounds("m"), count=len(members)))
 
 
 def main() -> None:

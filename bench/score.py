@@ -206,7 +206,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
-        parts.append(score(split.predicted(pred), split.truth[rows], cache.task.boundary))
+        parts.append(score(split.predicted(pred), split.truth[rows]))
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
     scores, settings = merge(parts), config.evaluate
     is_pooled = are_pooled(scores["ref_rms"], cache.task.is_driven)

@@ -23,7 +23,7 @@ from ups.report.report import check_results
 from ups.report.tables import label, markdown_table
 from ups.results import FACTS, Entry, Interval, Results, Series, load
 
-HEAD = ("model", "CRPS over {}", "worst lead", "spread/skill by lead", "evaluations", "networks")
+HEAD = ("model", "CRPS over {}", "worst lead", "spread/skill by lead", "evaluations")
 NEEDED = {  # of results.json
     "run": str,
     "protocol": {"split": str, "context_frames": int, "seed": int},
@@ -112,10 +112,7 @@ def row(runs: list[Results], task: str, model: str, other: str) -> list[str]:
         spread_over([entry.value(pair, "crps") for entry in entries]),
         spread_over([worst_of(part) for part in leads]),
         "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
-        *(
-            mean([entry.number(model, key) for entry in entries])
-            for key in ("evaluations_per_state", "networks_per_state")
-        ),
+        mean([entry.number(model, "evaluations_per_state") for entry in entries]),
     ]
 
 

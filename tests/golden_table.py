@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-TIMES = ("seconds", "ms_per_state", "budget_s", "break_even", "run", "config_hash", "versions")
+TIMES = ("seconds", "ms_per_state", "run", "config_hash", "versions")
 
 
 def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -68,7 +68,7 @@ def table(run: Path) -> dict[str, Any]:
         results = load(run / "report")
         found |= flat(results.record, "report")
         for row in results.rows:
-            if not {*row.metric.split("/")} & {*TIMES} and row.case != "break-even":
+            if not {*row.metric.split("/")} & {*TIMES}:
                 place = "/".join(map(str, ("report", *row[:4], *[row.lead] * (row.lead is not None))))
                 found[place] = [row.value, row.low, row.high]
     return found

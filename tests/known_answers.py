@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, Velocity, diffusion_loss, sample, sample_angles
 from ups.generative.student import MID_EVERY, Solved, endpoint_loss, mid_step, sample_student, solve_path
 from ups.metrics.intervals import Resamples, as_interval, bootstrap
-from ups.metrics.proper import energy_distance, fair_crps
+from ups.metrics.proper import energy_distance
 from ups.training.optim import EMA
 from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation, apply_covariance
@@ -111,23 +111,6 @@ def midpoint_factor(std: float, num_steps: int, start: float = PURE_NOISE) -> fl
     )
 
 
-def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
-    """Karras et al. 2022, equation 5: num_steps levels from high to low, then 0."""
-    ends = high ** (1 / rho), low ** (1 / rho)
-    return [(ends[0] + i / (num_steps - 1) * (ends[1] - ends[0])) ** rho for i in range(num_steps)] + [0.0]
-
-
-def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
-    """Euler's rule in sigma = tan(angle): what a careless sampler does to the spread."""
-    levels = sigma_levels(num_steps)
-    x = levels[0] * noise
-    with torch.no_grad():
-        for a, b in zip(levels, levels[1:], strict=False):
-            angle = torch.full((len(x),), math.atan(a), dtype=x.dtype)
-            x = x + (b - a) / a * (x - denoise(velocity, x / math.sqrt(1 + a**2), angle))
-    return x
-
-
 @dataclass
 class Mixture:
     """r = two normals in one dimension with total mean 0 and variance 1; its ODE is a map between
@@ -198,19 +181,6 @@ class Normal:
 
     def residuals(self, c: Tensor, draws: Generator) -> Tensor:
         return self.mean + self.std * normal(len(c), 1, draws=draws)
-
-
-@dataclass
-class OneDimensional:
-    mixture: Mixture
-    dim: int = 1
-    num_conditions: int = 1
-
-    def conditions(self, count: int, draws: Generator) -> Tensor:
-        return torch.zeros(count, 1)
-
-    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
-        return self.mixture.sample(len(c), draws)
 
 
 @dataclass
@@ -480,14 +450,12 @@ def learn(problem, key: str, num_steps: int, scale_steps: int = 400, width: int 
 
 @dataclass
 class Pool:
-    """Starts, conditions, the teacher's endpoints and, for a control, the residuals the starts were made
-    of."""
+    """Starts, conditions and the teacher's endpoints."""
 
     x: Tensor
     angle: Tensor
     c: Tensor
     y: Tensor
-    r: Tensor
 
 
 def angles(count: int) -> Tensor:
@@ -502,19 +470,18 @@ def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     parts = torch.arange(count).split(4096)  # a batch that stays in the processor's cache
     solved = [solve_path(model.teacher.given(c[part]), start[part], STEPS, TURN) for part in parts]
     passed, y = (torch.cat(part) for part in zip(*solved, strict=True))
-    return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y, r)
+    return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y)
 
 
-def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y", lr: float = 4e-3) -> Net:
-    """A student that starts as the teacher and learns the endpoints (target y), or the residuals themselves
-    (r: a mistake)."""
-    student, goal = copy.deepcopy(model.teacher), getattr(pool, target)
+def distill(model: Model, pool: Pool, name: str, num_steps: int) -> Net:
+    """A student that starts as the teacher and learns the endpoints."""
+    student = copy.deepcopy(model.teacher)
 
     def loss(draws: Generator) -> Tensor:
-        rows = torch.randint(len(goal), (BATCH,), generator=draws)
-        return endpoint_loss(student.given(pool.c[rows]), pool.x[rows], pool.angle[rows], goal[rows])
+        rows = torch.randint(len(pool.y), (BATCH,), generator=draws)
+        return endpoint_loss(student.given(pool.c[rows]), pool.x[rows], pool.angle[rows], pool.y[rows])
 
-    model.log[name] = train(student, loss, num_steps, stream(model.key, name), lr)
+    model.log[name] = train(student, loss, num_steps, stream(model.key, name), 4e-3)
     return student
 
 
@@ -674,53 +641,3 @@ def check_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: st
     error = (y.double() - y_ref).abs() / scale
     value = float(error.mean() if mean == "absolute" else error.square().mean().sqrt())
     return failed({"map": value}, {"map": (0.0, tolerance)})
-
-
-def crps(members: Tensor, truth: Tensor) -> float:
-    """Mean fair CRPS of one ensemble (M, D) against every truth (n, D)."""
-    return sum(
-        float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)
-    ) / len(truth)
-
-
-# ---- controls and rivals
-
-
-class PerDimension(nn.Module):
-    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks
-    of it."""
-
-    def __init__(self, problem: Bimodal, draws: Generator):
-        super().__init__()
-        self.dim = problem.dim
-        self.net = Net(1, problem.num_conditions + problem.dim, draws, width=64)
-
-    def given(self, c: Tensor) -> Velocity:
-        def evaluate(x: Tensor, angle: Tensor) -> Tensor:
-            rows = torch.eye(self.dim).repeat(len(x), 1)
-            conditions = torch.cat([c.expand(len(x), -1).repeat_interleave(self.dim, 0), rows], 1)
-            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(
-                len(x), self.dim
-            )
-
-        return evaluate
-
-
-def learn_ensemble(
-    model: Model,
-    net: nn.Module,
-    name: str,
-    num_steps: int,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    batch: int = 256,
-    members: int = 4,
-) -> None:
-    """Train a one-step generator without a teacher: loss_of(members (batch, M, 8), truth (batch, 8))."""
-
-    def loss(draws: Generator) -> Tensor:
-        c, r = model.draw(batch, draws)
-        noise = normal(batch * members, r.shape[1], draws=draws)
-        drawn = sample_student(net.given(c.repeat_interleave(members, 0)), noise)
-        return loss_of(drawn.unflatten(0, (batch, members)), r)
-
-    model.log[name] = train(net, loss, num_steps, stream(model.key, name))

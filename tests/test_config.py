@@ -189,9 +189,9 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
         ("run: {seed: 1, seed: 2}", "duplicate key 'seed' in", "Remove one of the two."),
         ("run: {seed: [}", "is not valid YAML", "correct that line."),
         (
-            "evaluate: {spread_skill: 1}",
-            "evaluate.spread_skill is 1; expected a list",
-            "Change evaluate.spread_skill in your overlay",
+            "evaluate: {stages: 1}",
+            "evaluate.stages is 1; expected a list",
+            "Change evaluate.stages in your overlay",
         ),
         (
             "evaluate: {max_nrmse: 1}",
@@ -199,9 +199,9 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
             "Change evaluate.max_nrmse in your overlay",
         ),
         (
-            "evaluate: {legacy: maybe}",
-            "evaluate.legacy is 'maybe'; expected true or false",
-            "Change evaluate.legacy in your overlay",
+            "evaluate: {quality: maybe}",
+            "evaluate.quality is 'maybe'; expected true or false",
+            "Change evaluate.quality in your overlay",
         ),
         ("run: {seed: .inf}", "run.seed is inf; expected a whole number", "Change run.seed in your overlay"),
         (

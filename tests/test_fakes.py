@@ -26,11 +26,9 @@ from ups.evaluation import transient
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates, not_passed
 from ups.evaluation.one_step import ranks_of_data
-from ups.evaluation.reference_ensembles import sample_exactly
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
 from ups.results import Entry
 from ups_solvers import burgers_forced
@@ -271,10 +269,7 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
     ranks = ranks_of_data(windows.u_ref, windows.law, "periodic", Resamples(100, seed, groups))
-    rows = truth.cache.split["test"]
-    scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
-    ssr = summarise_ensemble(scores, Resamples(100, seed))["ssr"]
-    found.add("", {"ranks_of_data": ranks, "ssr_of_law": ssr}, "one step")
+    found.add("", {"ranks_of_data": ranks}, "one step")
     names = failed(found)
     assert not names if passes else "law_ranks/t" in names, names
 

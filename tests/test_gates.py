@@ -21,7 +21,7 @@ from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.errors import vanishes
 from ups.metrics.intervals import Resamples, halves
-from ups.metrics.joint import score_joint
+from ups.metrics.joint import score_structure
 from ups.metrics.likeness import likeness
 from ups.report import summary
 from ups.results import Entry, Results
@@ -60,11 +60,7 @@ def scored(kind: str, key: int) -> tuple[dict, dict]:
     """(scores, figures) of members drawn as `kind` says."""
     draw, u_ref = world()
     members = u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else draw(kind, key)
-    reference = draw("mean", 5, 1)[:, 0]
-    scores = {
-        **probabilistic.score_ensemble(members, u_ref, "periodic", reference),
-        **score_joint(members, u_ref, "periodic", reference),
-    }
+    scores = probabilistic.score_ensemble(members, u_ref)
     return scores, probabilistic.summarise_ensemble(scores, Resamples(200, 0))
 
 
@@ -141,13 +137,13 @@ def prior(kind: str = "right", pushed: str = "right") -> Entry:
         if kind == "truth"
         else draw(kind, 8 if kind == pushed else 5),
     }
-    scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
+    scores = {model: probabilistic.score_ensemble(u, u_ref) for model, u in members.items()}
     cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
     made = Entry("t", "steady", {"best_cheap": cheap})
     for model, rows in scores.items():
         for name in names:
             made.add(model, probabilistic.summarise_ensemble(rows, Resamples(20, 0)), f"observed {name}")
-    scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
+    scores["corrector"] |= score_structure(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     both = [scores["corrector"]] * 2
     made.add("", {"num_initial_conditions": CASES, "ssr": pool_spread(both, Resamples(200, 0, groups))})
@@ -339,7 +335,7 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 6, 1, 16, 1, 0)
     u_pred[1, 3] = torch.nan
-    task = task_entry("advection1d", u_pred, u_ref, times, context, ["u"], "periodic", False)[0]
+    task = task_entry("advection1d", u_pred, u_ref, times, context, ["u"], False)[0]
     results.tasks = {"advection1d": task}
     results.facts["stages"] = {"operator": ["advection1d"]}
     gates = check_gates(
@@ -351,9 +347,9 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     # finite twice, against persistence and base, the limit
     assert [row["passed"] for row in gates] == [False] * 5
     results.facts["gates"] = gates
-    assert not check_usability(results)["advection1d"]["usable"]
-    words = summary.paragraph(results)
-    assert "not finite" in words and "5 of 5 gates fail" in words
+    usable = check_usability(results)["advection1d"]
+    assert not usable["usable"] and "not finite" in usable["words"]
+    assert "5 of 5 gates fail" in summary.paragraph(results)
 
 
 @pytest.mark.parametrize(

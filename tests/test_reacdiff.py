@@ -63,14 +63,6 @@ def test_a_front_travels_at_its_speed_and_keeps_its_shape_to_fourth_order(monkey
     assert min(orders) > 3.7 and errors[-1] < 2e-5
 
 
-def test_a_front_is_within_1e_7_at_the_steps_in_use():
-    nu, rho, n = 1e-4, 10.0, 1024
-    frames = evolve(modes_of(two_fronts(n, 0, nu, rho)), diffusivity=nu, rate=rho, dt=0.2, num_frames=5)
-    for frame in range(5):
-        assert float((values_of(frames[frame]) - two_fronts(n, 0.2 * frame, nu, rho)).abs().max()) < 1e-7
-    assert float((two_fronts(n, 0.8, nu, rho) - two_fronts(n, 0, nu, rho)).abs().max()) > 0.9  # it did travel
-
-
 @pytest.mark.parametrize("rho", [1.0, 2.0, 5.0, 10.0])
 def test_a_uniform_field_grows_by_the_logistic_law(rho):
     for u0 in (0.0, 0.01, 0.5, 1.0):
@@ -87,25 +79,6 @@ def test_without_reaction_every_wave_decays_at_its_rate_and_the_mean_stays():
     exact = modes * torch.exp(-0.05 * torch.outer(t, k.square()))
     torch.testing.assert_close(frames, exact, rtol=0, atol=1e-13)
     assert float((frames[:, 0] - modes[0]).abs().max()) == 0
-
-
-def test_an_independent_scheme_of_finite_differences_gives_the_same_to_second_order():
-    """PDEBench's way in float64: the reaction by its solution, explicit diffusion, one after the other."""
-    nu, rho, t_end, errors = 0.5, 5.0, 0.05, []
-    for n in (32, 64, 128):
-        x = points(n)
-        u = 0.5 + 0.3 * torch.sin(2 * math.pi * x) + 0.2 * torch.cos(4 * math.pi * x + 1)
-        ours = values_of(evolve(modes_of(u), diffusivity=nu, rate=rho, dt=t_end, num_frames=2)[1])
-        num_steps = math.ceil(t_end * nu * n**2 * 8)
-        dt = t_end / num_steps
-        growth = math.exp(0.5 * rho * dt)
-        for _ in range(num_steps):
-            u = u * growth / (1 + u * (growth - 1))
-            half = u + 0.5 * dt * nu * n**2 * (u.roll(1) - 2 * u + u.roll(-1))
-            u = u + dt * nu * n**2 * (half.roll(1) - 2 * half + half.roll(-1))
-            u = u * growth / (1 + u * (growth - 1))
-        errors.append(float((u - ours).abs().max()))
-    assert errors[0] < 2e-3 and min(errors[0] / errors[1], errors[1] / errors[2]) > 3.5
 
 
 # ---------------------------------------------------------------- trajectories
@@ -128,12 +101,6 @@ def test_a_trajectory_is_one_function_whatever_the_grid():
     coarse = solver_of(1.0).simulate(range(4), **SETTINGS | {"resolution": 32})
     fine = solver_of(1.0).simulate(range(4), **SETTINGS)
     assert torch.allclose(coarse, fine[..., 1::3], rtol=0, atol=2e-7)  # the middle one of three cells
-
-
-def test_fields_stay_between_zero_and_one_and_grow():
-    u = solver_of(10.0).simulate(range(8), **SETTINGS | {"num_frames": 21, "t_end": 1.0})
-    assert u.min() >= 0 and u.max() <= 1
-    assert (u.mean(-1).diff(dim=1) > 0).all() and u[:, -1].min() > 0.99
 
 
 def test_starts_are_the_waves_of_the_other_tasks_between_zero_and_one():

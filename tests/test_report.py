@@ -1,9 +1,7 @@
 """results.json, gates, report.html and the leaderboard, on advected waves and a noisy prediction of them."""
 
-import base64
 import copy
 import functools
-import io
 import json
 import math
 import re
@@ -11,7 +9,6 @@ import sys
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -22,8 +19,7 @@ from PIL import Image
 from bench import leaderboard, sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
-from ups.evaluation.break_even import add_costs, conclude
-from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
+from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
 from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
@@ -54,7 +50,7 @@ def waves(n, num_frames, fields, cells, ndim, seed):
     return u[1, :, 1:], u[0, :, 1:], times[1:], u[0, :, :1]
 
 
-def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals):
+def task_entry(name, u_pred, u_ref, times, context, fields, has_rivals):
     steady = u_ref.shape[1] == 1
     trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
     noise = 0.005 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(2))
@@ -66,7 +62,7 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
     }
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
-    scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
+    scores = {model: metrics.score(u, u_ref) for model, u in predictions.items()}
     facts = {
         "network_is_used": True,
         "parameters": [] if steady else [0.4, 1.0],
@@ -105,13 +101,9 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
     for other in ("base", "persistence", "train_mean"):
-        for key in ("nrmse", "crmse") if other in scores else ():
-            ratio = compare(metrics.ERROR[key], scores["operator"], scores[other], Resamples(100, 0))
-            entry.add(f"operator / {other}", {key: ratio})
-    shown = {model: scores[model] for model in ("operator", "codec_floor")}
-    leads = [facts["times"][lead] for lead in metrics.spectrum_leads(u_ref.shape[1])]
-    for model, spectrum in metrics.summarise_spectra(shown).items():
-        entry.add(model, spectrum, "spectra", leads)
+        if other in scores:
+            ratio = compare(metrics.ERROR["nrmse"], scores["operator"], scores[other], Resamples(100, 0))
+            entry.add(f"operator / {other}", {"nrmse": ratio})
     return entry, samples
 
 
@@ -142,23 +134,23 @@ def make_example(n=4):
             "device": "2 CPU cores",
             "torch": torch.__version__,
         },
-        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
+        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0},
         "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480},
     }
     results, samples = Results(facts), {}
-    for seed, (name, frames, fields, cells, ndim, boundary) in enumerate(
+    for seed, (name, frames, fields, cells, ndim) in enumerate(
         (
-            ("advection1d", 16, ["u"], 64, 1, "periodic"),
-            ("darcy2d", 1, ["u"], 32, 2, "dirichlet"),
-            ("diff_react2d", 3, ["u", "v"], 32, 2, "no_flux"),
-            ("cfd3d", 6, ["density"], 12, 3, "periodic"),
+            ("advection1d", 16, ["u"], 64, 1),
+            ("darcy2d", 1, ["u"], 32, 2),
+            ("diff_react2d", 3, ["u", "v"], 32, 2),
+            ("cfd3d", 6, ["density"], 12, 3),
         )
     ):
         u_pred, u_ref, times, context = waves(n, frames, len(fields), cells, ndim, seed)
         if frames == 1:
             u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
         results.tasks[name], samples[name] = task_entry(
-            name, u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
+            name, u_pred, u_ref, times, context, fields, name != "cfd3d"
         )
     facts["stages"] = {"operator": list(results.tasks)}
     facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
@@ -247,7 +239,7 @@ def test_figures_are_written_as_readable_png_files(made):
     assert {
         *(
             "training advection1d_median_error_u advection1d_worst_error_u darcy2d_median_error_u "
-            "darcy2d_spectra diff_react2d_median_error_v cfd3d_error_growth"
+            "diff_react2d_median_error_v cfd3d_error_growth"
         ).split()
     } <= names and "darcy2d_error_growth" not in names
     for file in (path.parent / "figures").glob("*.png"):
@@ -315,40 +307,14 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     sample = example()[1]["cfd3d"][0]
     figure = figures.sample_figure(sample, 0)
     image = figure.axes[0].get_images()[0].get_array()
-    assert (
-        np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
-        and figures.player(sample, 0).count("<canvas") == 3
-    )
-
-
-def decoded(uri):
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
-
-
-def test_the_image_in_a_player_is_the_field():
-    sample = example()[1]["diff_react2d"][0]
-    image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.player(sample, 0))[0])
-    # rows from the top are y from its end
-    first, field = (image[:32].astype(float), sample["u_ref"][0, 0].T[::-1])
-    assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
-
-
-def test_a_player_marks_what_is_not_finite():
-    samples = example()[1]
-    line, plane = samples["advection1d"][0], samples["diff_react2d"][0]
-    line["u_pred"][2, 0, 5] = plane["u_pred"][0, 0, 0, 0] = np.nan
-    data = json.loads(re.search(r"json\">(.*?)</script>", figures.player(line, 0)).group(1))
-    prediction, truth = data["lines"]
-    assert prediction[2][5] is None and None not in truth[2]
-    image = decoded(figures.sprite(plane["u_pred"][:, 0], matplotlib.colormaps["viridis"], -3.0, 3.0))
-    assert (image == 255).sum() == 1 and image[31, 0] == 255  # x = 0, y = 0 is the lower left corner
+    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
 
 
 def test_a_broken_prediction_still_gets_its_report(tmp_path):
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 2, 2, 16, 1, 0)
     u_pred[:, 1, 0], u_ref[:, :, 1], context[:, :, 1] = torch.nan, 0.0, 0.0
-    entry, samples = task_entry("advection1d", u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
+    entry, samples = task_entry("advection1d", u_pred, u_ref, times, context, ["u", "v"], False)
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
     results.tasks, results.facts["stages"] = {"advection1d": entry}, {"operator": ["advection1d"]}
     gates = check_gates(results, GATES)
@@ -364,39 +330,18 @@ def interval(value, low=None, high=None):
     return {"value": value, "low": value if low is None else low, "high": value if high is None else high}
 
 
-def test_the_summary_names_the_better_model():
-    results, _, _ = example()
-    text = paragraph(results)
-    assert re.search(r"The network reduces the error of its base by .* % on advection1d", text)
-    assert f"1 of {len(results.facts['gates'])} gates fail: nrmse/diff_react2d." in text
-    assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
-    task = results.tasks["advection1d"]
-    task.add("operator", {"nrmse": interval(9.0, 8.1, 9.9)})
-    task.add("fno", {"nrmse": interval(0.01, 0.009, 0.011)})
-    text = paragraph(results)
-    assert re.search(
-        r"Compared with the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text
-    )
-    assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
-
-
 def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     results, _, _ = example()
-    costs = {"error": 0.1, "seconds": 0.1}
     for name, task in results.tasks.items():
         task.facts["units"] = {"time": "s"} if name == "cfd3d" else {}
-        found = conclude({"data": 1.0}, [{**costs, "grid": [8]}], costs, horizon_of(task.facts))
-        add_costs(task, found)
     results.tasks["advection1d"].add("operator", {"nrmse": interval(9.0)})
     table, folder = results, tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
     table.save(folder)
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
-    assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
     of_one = [*map(in_words, results.tasks.values())]
-    of_one += [task.facts["break_even"]["words"] for task in results.tasks.values()]
-    assert [waves in words for words in of_one] == [True, False, False, False] * 2
-    assert [cloud in words for words in of_one] == [False, False, False, True] * 2
-    of_all = [overview(table), str(sections.break_even_section(table.tasks))]
+    assert [waves in words for words in of_one] == [True, False, False, False]
+    assert [cloud in words for words in of_one] == [False, False, False, True]
+    of_all = [overview(table)]
     of_all += [sweep.table(tmp_path, "one", [("a=1",)], [0]), leaderboard.table(tmp_path, split="val")]
     for words in of_all:  # the steady task has none
         assert waves in words and cloud in words and words.count("(scored up to") == 3
@@ -412,66 +357,53 @@ def test_errors_of_a_field_that_vanishes_are_shown_pooled():
     for pair in task.ratios():
         task.add(pair, {"nrmse_pooled": task.value(pair, "nrmse")})
     pooled = task.number("operator", "nrmse_pooled")
-    for text in (overview(results), paragraph(results), str(model_card._forecasts(results)["rows"])):
+    for text in (overview(results), str(model_card._forecasts(results)["rows"])):
         assert "992" not in text
     assert number(pooled) in overview(results) and "pooled" in usability_of(task, None)["words"]
     assert leaderboard.figure(task, "nrmse") == pooled
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kind", "words", "cell"),
+    ("ratio", "kind", "cell"),
     [
         (
             interval(0.86, 0.80, 0.92),
             "less",
-            "reduces the error of its base by 14.0 % on advection1d",
             "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>",
         ),
         (
             interval(0.99, 0.95, 1.01),
             "tie",
-            "Operator and base alone tie on advection1d",
             ">tie</span><small>-1.00 – 5.00 %</small>",
         ),
         (
             interval(1.07, 1.03, 1.10),
             "more",
-            "The base alone is better on advection1d",
             "<b>-7.00 %</b> the base is better</span><small>",
         ),
-        (interval(None), "unknown", "is unknown on advection1d.", ">no interval</span>"),
+        (interval(None), "unknown", ">no interval</span>"),
     ],
 )
-def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, words, cell):
+def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, cell):
     """A network that ties with its base or loses to it gets no praise."""
     results, _, _ = example()
     task = results.tasks["advection1d"]
     results.tasks = {"advection1d": task}
     task.add(PAIR, {"nrmse": ratio})
-    assert network_gain(task)[0] == kind and words in paragraph(results)
-    assert cell in overview(results) and "times lower" not in paragraph(results)
+    assert network_gain(task)[0] == kind and cell in overview(results)
     task.add("", {"num_initial_conditions": 1})
     assert network_gain(task) == ("unknown", [])  # whose interval is none
     task.facts["network_is_used"] = False
-    assert network_gain(task) == ("off", [])
-    # older weights do not record why
-    assert "The network is not used on advection1d." in paragraph(results)
+    assert network_gain(task) == ("off", []) and ">the network is not used</span>" in overview(results)
 
 
 def test_a_conservation_error_of_the_network_is_named():
     results, _, _ = example()
     task = results.tasks["advection1d"]
     task.add("operator", {"conservation_error": interval(0.027, 0.02, 0.03)})
-    task.add("codec_floor", {"conservation_error": interval(2.1e-7)})
-    words = (
-        "On advection1d the equation conserves the mean of u; the operator changes it by 0.0270 of its RMS, "
-        "the data by 2.10×10⁻⁷."
-    )
-    assert words in paragraph(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
-    task.add("operator", {"conservation_error": interval(3e-7)})
-    assert words not in paragraph(results)
+    assert "<i>conserved: u, to 0.0270</i>" in overview(results)
     drop(task, model="operator", metric="conservation_error")  # of an equation that keeps nothing
-    assert words not in paragraph(results) and "conserved:" not in overview(results)
+    assert "conserved:" not in overview(results)
 
 
 def columns(text):
@@ -492,8 +424,7 @@ def test_the_first_table_compares_operator_base_rival_and_conservation(made):
     for name, task in results.tasks.items():
         row = rows[name]
         assert number(task.number("base", "nrmse")) in row["base alone"]
-        assert number(task.number("operator", "crmse")) in row["error of the mean, operator"]
-        assert number(task.number("base", "crmse")) in row["error of the mean, base"]
+        assert number(task.number("operator", "crmse")) in row["error of the mean"]
         other = row["best FNO or U-Net"]
         if name == "cfd3d":
             assert "not trained" in other and "make bench TASK=cfd3d RUN=example" in other
@@ -696,14 +627,6 @@ def test_leaderboard_keeps_runs_that_cannot_be_compared_apart(tmp_path):
     results.facts["protocol"]["context_frames"] = 10
     fake_run(results, "longer_context", 0.1, tmp_path)
     assert leaderboard.table(tmp_path).count("| run |") == 2
-
-
-def test_leaderboard_names_the_broken_report(tmp_path):
-    path = tmp_path / "a" / "report" / "results.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"run": ')
-    with pytest.raises(ValueError, match="a/report/results.json is not readable.*Make the report again"):
-        leaderboard.table(tmp_path)
 
 
 STRANGE = {  # key of the results -> value

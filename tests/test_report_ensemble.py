@@ -3,7 +3,6 @@ fetched."""
 
 import copy
 import functools
-import json
 import math
 import re
 
@@ -16,7 +15,7 @@ from test_report import Page, example
 from ups.common.text import number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
-from ups.report import figures, figures_ensemble, report
+from ups.report import report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.report.tables import label
 from ups.results import Entry
@@ -62,7 +61,7 @@ def forecasts(space, n=12, num_frames=6, fields=1):
     }
     noise = torch.randn(n, NUM_MEMBERS, *shape, generator=generator)
     members["dressed"] = mean[:, None] + 0.5 * grow * noise  # white and the same everywhere
-    return members, u_ref, mean
+    return members, u_ref
 
 
 def sample_of(members, u_ref):
@@ -84,9 +83,9 @@ def of_corrector():
 
 @functools.cache
 def make_forecast():
-    members, u_ref, mean = forecasts((64,))
+    members, u_ref = forecasts((64,))
     times = [0.2 * (i + 1) for i in range(u_ref.shape[1])]
-    scores = {model: score_ensemble(x, u_ref, "periodic", mean) for model, x in members.items()}
+    scores = {model: score_ensemble(x, u_ref) for model, x in members.items()}
     words = ["The corrector knows its <error>.", "Its student keeps that."]
     entry = Entry("burgers1d", "ensembles", {"times": times, "words": words})
     entry.add("", {"members": NUM_MEMBERS})
@@ -118,7 +117,7 @@ def make_steady(cells=24):
             ends = {"value": 1.0, "low": 0.9, "high": 1.1}
             crps = {end: times * factor * spread for end, times in ends.items()}
             ssr = {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1}
-            others = {"nrmse_mean": 0.123 + i, "distance": 1.31 + i, "trace": 0.97}
+            others = {"nrmse_mean": 0.123 + i, "distance": 1.31 + i, "log_trace": 0.97}
             entry.add(model, {"crps": crps, "ssr": ssr, **others}, f"observed {case}")
     axis = (np.arange(cells) + 0.5) / cells
     sample = {
@@ -172,7 +171,7 @@ def test_the_section_names_every_model_and_every_number():
     ):
         assert text in page
     assert number(entry.number("corrector / dressed_conditional", "crps")) in page
-    assert page.count("<svg") == page.count("<figure>") == 5
+    assert page.count("<svg") == page.count("<figure>") == 3
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
@@ -207,42 +206,11 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
 
 @pytest.mark.parametrize("space", [(24, 16), (8, 8, 8)])
 def test_maps_of_the_mean_two_members_and_the_spread(space):
-    sample = sample_of(*forecasts(space, n=1, num_frames=2)[:2])
+    sample = sample_of(*forecasts(space, n=1, num_frames=2))
     page = ensemble_section(of_corrector(), sample)
     assert page.count("<svg") == 2 and page.count("data:image/png;base64,") >= 2 * 2 * 6
     for text in ("mean", "member 1", "member 2", "spread", "error of mean"):
         assert f">{text}</text>" in page, text
-
-
-def test_members_move_beside_the_truth():
-    _, line = forecast()
-    line["members"]["corrector"][0, 2, 0, 5] = np.nan
-    played = figures.members_player(line, "corrector", 0)
-    lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
-    assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
-    low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
-    # the truth on top, the last
-    for row, u in ((lines[-1], line["u_ref"]), (lines[3], line["members"]["corrector"][3])):
-        drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
-        np.testing.assert_allclose(np.array(row), drawn, atol=5)  # the ends are printed with three digits
-    plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
-    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', figures.members_player(plane, "corrector", 0))
-    assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
-    plane["members"]["exact"] = plane["members"]["scoring"]
-    played = figures.members_player(plane, "corrector", 0)
-    rows = [re.findall(r"<figcaption>(.*?) <span>", row) for row in played.split('class="panels"')[1:]]
-    assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
-    spreads = re.findall(r"spread <span>(.*?)</span>", played)
-    assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
-    page = ensemble_section(of_corrector(), plane)
-    assert "members beside the truth and exact draws, u" in page
-    line["members"]["exact"] = line["members"]["scoring"]
-    played = figures.members_player(line, "corrector", 0)
-    assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
-    plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
-    assert figures.members_player(plane, "corrector", 0).count("<canvas") == 2
-    page = ensemble_section(of_corrector(), plane)
-    assert "members beside the truth, u" in page and "member 2" not in page
 
 
 def test_sections_without_data_are_omitted():
@@ -254,10 +222,9 @@ def test_sections_without_data_are_omitted():
     page = ensemble_section(entry, {})
     assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 1  # scores by lead
     del entry.numbers["rollout", "operator", "crps", True]
-    drop(entry, metric="spectrum_error")
-    entry.add("operator", {"residual_spectrum_error": {"value": None, "low": None, "high": None}})
+    drop(entry, metric="energy_score")
     page = ensemble_section(entry, {"members": {}})
-    assert "CRPS" in page and "spectrum" not in page
+    assert "CRPS" in page and "energy score" not in page
     one = ensemble_section(of_corrector(), {})
     assert "0.500" in one and "<svg" not in one
     sample["members"] = {"student_1": sample["members"]["student_1"]}
@@ -272,8 +239,7 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     for (case, model, *_), rows in entry.numbers.items():
         if (case, model) == ("rollout", "scoring"):
             rows[:] = [row._replace(value=None, low=None, high=None) for row in rows]
-    bins = {"spread": [None], "rmse": [None], "count": [None], "slope": None}
-    entry.add("scoring", {"nonfinite_trajectories": 3, "spread_skill_bins": bins})
+    entry.add("scoring", {"nonfinite_trajectories": 3})
     sample["members"]["corrector"][3, 2:] = np.nan
     page = ensemble_section(entry, sample)
     assert (
@@ -281,21 +247,6 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
         and "trained by scores" in page
         and "nan" not in text_of(page).lower()
     )
-
-
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
-def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
-    """The fake: axes from 1 to 10, whatever the points are."""
-    entry, _ = forecast()
-    for (_, _, metric, _), rows in entry.numbers.items():
-        if metric.startswith(("spread_skill_bins/spread/", "spread_skill_bins/rmse/")):
-            rows[:] = [row._replace(value=size * row.value) for row in rows]
-    [ax] = figures_ensemble.reliability(entry).axes
-    *lines, _ = ax.lines  # the last one is the diagonal
-    assert len(lines) >= 5
-    for line in lines:
-        for values, (low, high) in zip(line.get_data(), (ax.get_xlim(), ax.get_ylim()), strict=True):
-            assert low < min(values) <= max(values) < high
 
 
 def test_steady_section_has_a_row_per_case_and_model():

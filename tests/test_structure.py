@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from ups.evaluation.one_step import ranks_of_data, response
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples
-from ups.metrics.joint import JOINT, score_joint
+from ups.metrics.intervals import Resamples, halves
+from ups.metrics.joint import decades, score_structure, score_trajectories
 from ups.metrics.likeness import likeness
 
 GRIDS = [
@@ -29,9 +28,10 @@ def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...]
 
 
 def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[str, dict]:
-    scores = score_joint(members, u_ref, boundary, torch.full_like(u_ref, 5.0))
-    moments = {metric.name: metric.moments(scores, None) for metric in JOINT}
-    return {name: Resamples(100, 0).interval(*part) for name, part in moments.items() if part is not None}
+    scores = score_structure(members, u_ref, boundary, torch.full_like(u_ref, 5.0))
+    nearest = scores["nearest"].flatten(1), lambda mean: halves(mean).mean(1)
+    of_all = {"nearest": nearest, "spectrum": decades(scores["energy"])}
+    return {name: Resamples(100, 0).interval(*part) for name, part in of_all.items()}
 
 
 @pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)
@@ -61,18 +61,18 @@ def test_members_without_structure_are_far_from_the_truth_and_a_copy_of_it_is_ne
 
 def test_scores_of_one_member_or_of_members_that_are_not_finite_are_undefined():
     drawn = walks(20, 4, 3, 1, (16,), 3)
-    one = figures(drawn[:, 1:2], drawn[:, 0], "periodic")
-    assert one["trajectory_score"]["value"] > 0
+    assert (score_trajectories(drawn[:, 1:2], drawn[:, 0])["trajectory_score"] > 0).all()
     same = figures(drawn[:, 1:2].expand(-1, 3, -1, -1, -1), drawn[:, 0], "periodic")
     assert same["nearest"]["value"] is None
     drawn[3, 2, 1] = torch.nan
     assert {row["value"] for row in figures(drawn[:, 1:], drawn[:, 0], "periodic").values()} == {None}
+    assert score_trajectories(drawn[:, 1:], drawn[:, 0])["trajectory_score"].isinf().sum() == 1
 
 
 def test_the_trajectory_score_over_exact_samples_has_the_same_mean_and_less_noise():
     drawn, law = walks(400, 5, 3, 1, (8,), 4), walks(400, 16, 3, 1, (8,), 5)
-    by_truth = score_joint(drawn[:, 1:], drawn[:, 0], "periodic")["trajectory_score"]
-    by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", exact=law)["trajectory_score"]
+    by_truth = score_trajectories(drawn[:, 1:], drawn[:, 0])["trajectory_score"]
+    by_law = score_trajectories(drawn[:, 1:], drawn[:, 0], law)["trajectory_score"]
     assert (
         float(by_law.mean()) == pytest.approx(float(by_truth.mean()), rel=0.05)
         and by_law.std() < 0.5 * by_truth.std()
@@ -128,10 +128,3 @@ def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
         size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", Resamples(50, 0, torch.arange(400))
     )
     assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
-
-
-def test_a_summary_without_joint_scores_has_no_joint_metrics():
-    drawn = walks(10, 4, 3, 1, (16,), 3)
-    assert "nearest" not in summarise_ensemble(
-        score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0)
-    )

@@ -16,7 +16,7 @@ from ups.results import Results
 def model(crps: float, leads: list[float]) -> tuple[dict, dict]:
     """(row of a model, its comparison)."""
     return (
-        {"ssr_by_lead": leads, "evaluations_per_state": 2.0, "networks_per_state": 4.0},
+        {"ssr_by_lead": leads, "evaluations_per_state": 2.0},
         {
             "crps": {"value": crps, "low": crps - 0.1, "high": crps + 0.1},
             "crps_by_lead": {
@@ -66,8 +66,8 @@ def test_a_row_is_the_mean_over_seeds_with_the_widest_interval_and_the_extreme_l
     status, page, _ = printed(monkeypatch, capsys, *folders)
     assert status == 0
     assert "forced: 10 initial conditions, 2 leads, 4 members, 2 runs, seeds 0, 1" in page
-    assert "| student, 1 step | 1.050 [0.900, 1.200] | 1.250 [1.000, 1.500] | 0.90 to 1.10 | 2 | 4 |" in page
-    assert "| UPS operator | 1.400 [1.300, 1.500] | 1.600 [1.400, 1.800] | 0.00 to 0.00 | 2 | 4 |" in page
+    assert "| student, 1 step | 1.050 [0.900, 1.200] | 1.250 [1.000, 1.500] | 0.90 to 1.10 | 2 |" in page
+    assert "| UPS operator | 1.400 [1.300, 1.500] | 1.600 [1.400, 1.800] | 0.00 to 0.00 | 2 |" in page
     assert "CRPS over the operator's" in page
 
 

@@ -1,7 +1,6 @@
 """Input-output pairs, as two frames and as a one-dimensional map a(x) -> u(x): both train and end in a
 report."""
 
-import copy
 from pathlib import Path
 
 import h5py
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 import yaml
 from loop_stage import run_scripts
-from test_report_ensemble import make_steady, steady_section
 
 import prepare_cache
 from ups.report.figures import sample_figure
-from ups.report.figures_ensemble import steady_cases
 from ups.results import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +73,6 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
     assert tasks["frames"].number("operator", "nrmse") < 0.1
     page = (folder / "report.html").read_text()
     assert "1 frame predicted, up to lead time 1" in page and "coefficient a" in page
-    assert 'class="player' not in page
     for task in ("frames", "map"):
         assert (folder / "figures" / f"{task}_median_error_u.png").is_file()
 
@@ -101,20 +97,3 @@ def test_one_frame_of_a_one_dimensional_field_is_plotted_as_lines(has_inputs):
     truth, prediction = (line.get_ydata() for line in axes[-2].lines)
     assert np.array_equal(truth, u[0]) and np.array_equal(prediction, u[1])
     assert np.array_equal(axes[-1].lines[0].get_ydata(), u[1] - u[0])
-
-
-def test_a_one_dimensional_prior_is_plotted_as_lines():
-    entry, sample = copy.deepcopy(make_steady())
-    sample |= {"axes": ["x"], "coordinates": sample["coordinates"][:1]}
-    sample["cases"] = {
-        case: {
-            "observed": one["observed"][0],
-            "u_ref": one["u_ref"][:, 0],
-            "members": one["members"][:, :, 0],
-        }
-        for case, one in sample["cases"].items()
-    }
-    axes = steady_cases(sample, 0).axes
-    assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
-    page = steady_section(entry, sample)
-    assert "<svg" in page and "grey cells" not in page

@@ -2,12 +2,10 @@
 
     task     name of the task
     case     what was scored, by section of the report:
-               tasks      forecast; spectra, of energy: spectrum/FIELD/WAVE; noise: the same without the noise
-                          of the data; band: what stated errors are worth; break-even: costs
-               ensembles  rollout: all leads; one step; start A-B: single steps from frames A to B; long: long
-                          rollouts
-               steady     partial: mean over the partial observations; observed CASE: by what is observed;
-                          chance CASE: exact samples in the place of the prior
+               tasks      forecast; noise: the same without the noise of the data; band: what stated errors
+                          are worth
+               ensembles  rollout: all leads; one step; long: long rollouts
+               steady     partial: mean over the partial observations; observed CASE: by what is observed
     model    name of a model; "A / B": A relative to B on the same trajectories; empty: a number of the task
     metric   name of a metric; "NAME/2": element 2 of a list, such as the counts of a histogram of ranks
     lead     lead time (without times, as of a steady prior: number of the frame); empty: over all leads
@@ -32,12 +30,12 @@ from ups.common.files import DamagedError, read_record, require_small, write_ato
 FACTS, TABLE = "results.json", "results.csv"
 AGAIN = "Make the report again."
 ENDS = ("value", "low", "high")
-OBSERVED, START, CHANCE = "observed ", "start ", "chance "  # first words of cases
+OBSERVED = "observed "  # first word of cases
 # section -> first words of its cases; the first one is that of its main numbers
 SECTIONS = {
-    "tasks": ("forecast", "spectra", "noise", "band", "break-even"),
-    "ensembles": ("rollout", "one step", START, "long"),
-    "steady": ("partial", OBSERVED, CHANCE),
+    "tasks": ("forecast", "noise", "band"),
+    "ensembles": ("rollout", "one step", "long"),
+    "steady": ("partial", OBSERVED),
 }
 BY_LEAD = "_by_lead"  # ends the name of a list over leads
 

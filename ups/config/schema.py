@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from ups.common.place import STAGES
 from ups.config.model import (
     BASES,
-    Between,
     Bound,
     Folder,
     Members,
@@ -258,7 +257,6 @@ class EvaluateConfig:
     batch_size: Annotated[int, Positive]
     max_trajectories: int
     num_bootstrap: Annotated[int, Resamples]
-    legacy: bool
     stages: list[Literal[*STAGES]]
     quality: bool
     max_ratio_to_persistence: float
@@ -269,11 +267,6 @@ class EvaluateConfig:
     ensemble_frames: Annotated[int, Positive]
     truth_members: Annotated[int, Positive]
     truth_fields: Annotated[int, Positive]
-    max_crps_ratio: float
-    max_student_ratio: float
-    max_exact_ratio: float
-    spread_skill: Annotated[list[float], Between]
-    spread_of_law: Annotated[list[float], Between]
     min_initial_conditions: int
 
 

@@ -20,6 +20,8 @@ Bounds = tuple[float | None, float | None]
 EVALUATIONS = {name: num for stage in STAGES.values() for name, num in stage.samplers.items()}
 TRAINED = {name for stage in STAGES.values() for name in stage.trained_samplers}
 NOT_WORSE = 1.05  # score over that of the best cheap ensemble, which may be the exact law
+MAX_EXACT_RATIO = 1.1  # CRPS over that of exact draws, at every lead
+MAX_STUDENT_RATIO = 1.25  # CRPS of a student over that of the corrector
 RATIO = (0.85, 1.18)  # of figures of a prior that are 1 for exact samples
 
 
@@ -72,7 +74,7 @@ MARGINS = {
 @dataclass(frozen=True)
 class Claim:
     """One row. words: names the figure, with {model}, {cheap} and {worst}, the worst of MARGINS. bounds: a
-    pair, or a function of settings and model. stages: that the claim is about. case: of its figure's rows.
+    pair, or a function of the model. stages: that the claim is about. case: of its figure's rows.
     always: also without evaluate.quality. of_task: one gate for all models.
     is_better: the claim is that the model is better, and equal is not better: undecided fails."""
 
@@ -80,7 +82,7 @@ class Claim:
     refuses: str
     words: str
     figure: Figure
-    allowed: Bounds | Callable[[Any, str], Bounds]
+    allowed: Bounds | Callable[[str], Bounds]
     stages: Sequence[str] = (*TRANSIENT, "steady")
     case: str = ""
     always: bool = False
@@ -90,8 +92,8 @@ class Claim:
     def applies(self, stage: str, settings: Any) -> bool:
         return stage in self.stages and (self.always or settings.quality)
 
-    def bounds(self, settings: Any, model: str) -> Bounds:
-        return tuple(self.allowed(settings, model) if callable(self.allowed) else self.allowed)
+    def bounds(self, model: str) -> Bounds:
+        return self.allowed(model) if callable(self.allowed) else self.allowed
 
 
 def point(value: float | None) -> Interval:
@@ -195,14 +197,14 @@ ENSEMBLE = (
         "one guess, an ensemble twice too wide; the best cheap one may be the exact law, which none beats",
         "fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
         lambda entry, model: entry.value(best_cheap(entry, model), "crps"),
-        lambda settings, _: (None, NOT_WORSE * settings.max_crps_ratio),
+        (None, NOT_WORSE),
     ),
     Claim(
         "exact",
         "an ensemble twice too wide, one guess, one that does not look at its state",
         "fair CRPS of {model} over that of exact draws, at its worst lead,",
         lambda entry, model: worst(entry.by_lead(f"{model} / exact", "crps")),
-        lambda settings, _: (None, settings.max_exact_ratio),
+        (None, MAX_EXACT_RATIO),
     ),
     Claim(
         "samples",
@@ -234,7 +236,7 @@ ENSEMBLE = (
         "a student that learnt nothing",
         "fair CRPS of {model} over that of the corrector",
         lambda entry, model: entry.value(f"{model} / corrector", "crps"),
-        lambda settings, _: (None, settings.max_student_ratio),
+        (None, MAX_STUDENT_RATIO),
         stages=("consistency",),
     ),
     Claim(
@@ -242,7 +244,7 @@ ENSEMBLE = (
         "the teacher, or a copy of it, in the student's place",
         "evaluations of {model} per state",
         lambda entry, model: point(entry.number(model, "evaluations_per_state")),
-        lambda _, model: (None, EVALUATIONS[model] + 0.5),
+        lambda model: (None, EVALUATIONS[model] + 0.5),
         stages=("consistency", "scoring"),
         always=True,
     ),
@@ -254,15 +256,6 @@ ENSEMBLE = (
         (None, 1.5),
         stages=("consistency", "scoring"),
         always=True,
-    ),
-    Claim(
-        "law/{task}",
-        "draws of another spread in the place of exact ones",
-        "spread of exact draws over the data's error about their mean",
-        lambda entry, _: entry.value("", "ssr_of_law", "one step"),
-        lambda settings, _: settings.spread_of_law,
-        stages=("diffusion",),
-        of_task=True,
     ),
     Claim(
         "law_ranks/{task}",
@@ -301,7 +294,7 @@ PRIOR = (
         "energy score of the prior over that of the best cheap ensemble ({cheap}), mean over the partial "
         "observations,",
         lambda entry, _: entry.value(best_cheap(entry, "corrector"), "energy_score"),
-        lambda settings, _: (None, NOT_WORSE * settings.max_crps_ratio),
+        (None, NOT_WORSE),
     ),
     Claim(
         "observed",
@@ -309,7 +302,7 @@ PRIOR = (
         "energy score of the prior over that of solutions drawn whatever was observed, mean over the "
         "partial observations,",
         lambda entry, _: entry.value("corrector / unconditional", "energy_score"),
-        lambda settings, _: (None, settings.max_crps_ratio),
+        (None, 1.0),
         is_better=True,
     ),
     Claim(
@@ -317,7 +310,7 @@ PRIOR = (
         "one guess, spread inflated by 1.3, the truth in every member",
         "spread of the prior over its error, mean over the partial observations,",
         lambda entry, _: entry.value("", "ssr") or point(None),
-        lambda settings, _: settings.spread_skill,
+        RATIO,
     ),
     Claim(
         "coverage_50",

@@ -17,7 +17,6 @@ student and teacher can be paired.
 import math
 import statistics
 import timeit
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,8 +42,6 @@ from ups.generative.sampling import (
 )
 from ups.metrics.ensembles import compare_ensembles
 from ups.metrics.intervals import Resamples, Scores
-from ups.models.backbones import ANY
-from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
@@ -83,13 +80,6 @@ def resampled(bank: Tensor, noise: Tensor) -> Tensor:
     return bank[(torch.special.ndtr(noise.double()) * len(bank)).long().clamp_max(len(bank) - 1)]
 
 
-def _num_weights(network: nn.Module, task: str = "") -> int:
-    """Number of weights that all tasks share and that belong to `task`."""
-    return sum(
-        weight.numel() for name, weight in network.named_parameters() if task_of(name) in (None, ANY, task)
-    )
-
-
 class Ensembles:
     """All samplers of the residual of one task; `names`: those of CHEAP first.
 
@@ -111,31 +101,22 @@ class Ensembles:
             ]
         )
 
-    def count_calls(self, function: Callable[[], object]) -> Counter[str]:
-        """Network calls while `function` runs. "draw": of the networks that sample. "every": of these, the
-        operator and the Gaussian of mean and scale, which counts by its fraction of the weights.
-
-        Calls are counted by the class of the module, so that a copy of a network is counted as well.
-        """
-        calls, network = Counter(), self.corrector
-        operator, gaussian = self.residuals.operator.backbone, self.head.gaussian
+    def count_calls(self, function: Callable[[], object]) -> int:
+        """Calls of networks other than the operator while `function` runs, by the class of the module, so
+        that a copy of a network is counted as well."""
+        calls, operator = [], self.residuals.operator.backbone
         networks = {type(sampler.network.backbone) for sampler in self.samplers.values()} | {type(operator)}
-        fraction = _num_weights(gaussian) / _num_weights(network.backbone, self.head.name)
 
         def count(module: nn.Module, *_: object) -> None:
-            if module is operator:
-                calls["every"] += 1
-            elif type(module) in networks:
-                calls.update(("draw", "every"))
-            elif type(module) is type(gaussian):
-                calls["every"] += fraction
+            if module is not operator and type(module) in networks:
+                calls.append(module)
 
         handle = register_module_forward_hook(count)
         try:
             function()
         finally:
             handle.remove()
-        return calls
+        return len(calls)
 
     def head_of(self, model: str) -> CorrectorHead:
         """The head that samples; for cheap ensembles the corrector's, which has their mean and scale."""
@@ -207,8 +188,7 @@ class SampledWindows:
     residual. u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it
     includes the codec's error, which no sample has. rows: positions in the split.
     starts: first frames, counted from the first one in the corrector's training. law (count, K, bundle,
-    C, *space): as u_ref, of exact samples; exact (count, M, ...): other exact samples, as an ensemble;
-    None if not requested or not known.
+    C, *space): as u_ref, of exact samples; None if not requested or not known.
     """
 
     samples: dict[str, Tensor]
@@ -217,7 +197,6 @@ class SampledWindows:
     rows: Tensor
     starts: Tensor
     law: Tensor | None = None
-    exact: Tensor | None = None
 
 
 @torch.no_grad()
@@ -256,18 +235,11 @@ def one_step(
     if not num_exact or not ensembles.truth.task.has_known_law:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
-    drawn = torch.cat(
-        [
-            law_of(
-                ensembles,
-                *cut,
-                generator(ensembles.seed, "test", number),
-                num_members + affordable(num_exact, u_ref),
-            )
-            for number, cut in enumerate(cuts)
-        ]
-    )
-    return replace(found, exact=drawn[:, :num_members], law=drawn[:, num_members:])
+    drawn = [
+        law_of(ensembles, *cut, generator(ensembles.seed, "test", number), affordable(num_exact, u_ref))
+        for number, cut in enumerate(cuts)
+    ]
+    return replace(found, law=torch.cat(drawn))
 
 
 def law_of(
@@ -315,8 +287,8 @@ def codec_residual(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: t
 @torch.no_grad()
 def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[str, float]:
     """Costs of a rollout step per state: ms_per_state, median over TIMED calls with operator and decoding;
-    evaluations_per_state, calls of the network that samples; networks_per_state, of all networks;
-    operations_per_state, of all matrix products and convolutions."""
+    evaluations_per_state, calls of the network that samples; operations_per_state, of all matrix products
+    and convolutions."""
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
@@ -335,7 +307,6 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
         calls = ensembles.count_calls(step)
     return {
         "ms_per_state": 1e3 * statistics.median(seconds) / len(rows),
-        "evaluations_per_state": float(calls["draw"]),
-        "networks_per_state": float(calls["every"]),
+        "evaluations_per_state": float(calls),
         "operations_per_state": operations.get_total_flops() / len(rows),
     }

@@ -18,9 +18,7 @@ from ups.metrics.errors import (
     are_pooled,
     nrmse_per_trajectory,
     score,
-    spectrum_leads,
     summarise_errors,
-    summarise_spectra,
 )
 from ups.metrics.intervals import Resamples, Scores, compare, merge, number
 from ups.models.constraints import densities
@@ -29,9 +27,6 @@ from ups.models.head import TaskHead
 from ups.models.operator import Component, Operator
 from ups.results import Entry
 from ups.tasks import Task
-
-COMPARED = ("nrmse", "crmse")
-SPECTRA = ("operator", "persistence", "train_mean")  # models whose spectra are reported
 
 
 @torch.no_grad()
@@ -52,7 +47,7 @@ def assess_forecasts(
         predictions |= trivial.forecasts(some, u_ref, start)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append(
-                {**score(u_pred, u_ref, task.boundary), **conservation_error(task, u_pred, start)}
+                {**score(u_pred, u_ref), **conservation_error(task, u_pred, start)}
             )
     scores = {model: merge(part) for model, part in parts.items()}
     is_pooled = are_pooled(scores["operator"]["ref_rms"], task.is_driven)
@@ -76,17 +71,12 @@ def assess_forecasts(
     for other in ("base", *TRIVIAL):
         if other in scores:
             pair = scores["operator"], scores[other]
-            compared = (*COMPARED, *(["nrmse_pooled"] if is_pooled else []))
+            compared = ("nrmse", *(["nrmse_pooled"] if is_pooled else []))
             ratios = {name: compare(ERROR[name], *pair, resamples) for name in compared}
             entry.add(f"operator / {other}", ratios)
-    legacy = (truth.context or 1) if settings.legacy else 0
     for model, part in scores.items():
-        entry.add(model, summarise_errors(part, resamples, times, legacy, is_pooled))
+        entry.add(model, summarise_errors(part, resamples, times, is_pooled))
     entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle})
-    leads = [entry.facts["times"][lead] for lead in spectrum_leads(truth.num_frames)]
-    drawn = {model: scores[model] for model in SPECTRA if model in scores}
-    for model, spectrum in summarise_spectra(drawn).items():
-        entry.add(model, spectrum, "spectra", leads)
     add_noise(entry, head.facts, scores)
 
     # ---- trajectories

@@ -185,7 +185,7 @@ def claimed(
             words = claim.words.format(
                 model=model, cheap=entry.facts["best_cheap"], worst=worst_figure(entry, model, claim.case)
             )
-            above, below = claim.bounds(settings, model)
+            above, below = claim.bounds(model)
             own = None if claim.of_task else entry.number(model, "num_trajectories", claim.case)
             count = own or entry.number("", "num_initial_conditions")
             count = 0 if claim.is_better else count or 1

@@ -1,35 +1,21 @@
 """Scores of single steps of a corrected task, from windows all along the trajectories, and checks of the
 networks that sample them."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ups.common.progress import note
-from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, needs_many, one_step
+from ups.evaluation.ensemble import CHEAP, Ensembles, needs_many, one_step
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Resamples, Scores
+from ups.metrics.intervals import Resamples
 from ups.metrics.spectra import ROUNDING, octaves
-from ups.results import START, Entry, Figures
+from ups.results import Entry
 
-STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
 FEW_WINDOWS = 256  # windows of a sampler with many evaluations
 FRACTION = 16  # of the windows: those of the checks that sample again
 LEADS = 4  # of the second ensemble, sampled if no law is known
-STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
 ONE_STEP = "one step"
-KEPT = (  # of the scores of one step
-    "crps",
-    "ssr",
-    "coverage_50",
-    "coverage_90",
-    "rank_ratio",
-    "outlier_fraction",
-    "nonfinite_trajectories",
-)
-KEPT_BY_START = ("ssr", "coverage_90")
+KEPT = ("crps", "ssr", "nonfinite_trajectories")  # of the scores of one step
 
 
 def num_step_samples(count: int, num_members: int) -> float:
@@ -41,7 +27,7 @@ def assess_one_step(
     entry: Entry, ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int, num_exact: int
 ) -> None:
     """Add the case "one step": scores of single calls from windows all along the trajectories, and checks of
-    which some need the same noise twice; and the scores by first frame as the cases "start A-B".
+    which some need the same noise twice.
 
     Fields are scored against the data; CRPS and errors of means against `num_exact` exact samples if the law
     is known.
@@ -57,31 +43,12 @@ def assess_one_step(
     resamples = Resamples(num_bootstrap, ensembles.seed, groups)
     field_ref = windows.u_ref.cpu()
 
-    def add(model: str, figures: Figures) -> None:
-        entry.add(model, figures, ONE_STEP)
-
-    def score_fields(u: Tensor) -> Scores:
-        law = None if windows.law is None else windows.law[: len(u)].cpu()
-        return score_ensemble(u.cpu(), field_ref[: len(u)], truth.task.boundary, exact=law)
-
-    def score(members: Tensor) -> Scores:
-        return score_fields(source.decode(members))
-
-    def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
-        part = {key: value[which] for key, value in rows.items()}
-        summary = summarise_ensemble(part, resamples[which])
-        return {key: summary[key] for key in kept}
-
-    # ---- scores, over all windows and by first frame
-    scores = {model: score(windows.samples[model]) for model in ensembles.names}
-    if windows.exact is not None:
-        scores["exact"] = score_fields(windows.exact)
-    for model, rows in scores.items():
-        num = len(rows["crps"])
-        add(model, summarise(rows, torch.arange(num), KEPT))
-        for first, last, which in bins_of(windows.starts[:num]):
-            kept = summarise(rows, which, KEPT_BY_START)
-            entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
+    # ---- scores
+    for model, members in windows.samples.items():
+        law = None if windows.law is None else windows.law[: len(members)].cpu()
+        u = source.decode(members).cpu()
+        summary = summarise_ensemble(score_ensemble(u, field_ref[: len(u)], exact=law), resamples[: len(u)])
+        entry.add(model, {key: summary[key] for key in KEPT}, ONE_STEP)
 
     # ---- response to the conditions of other windows
     note(f"{entry.name}: single steps again")
@@ -92,25 +59,12 @@ def assess_one_step(
     for name in trained:
         if name != "corrector":
             found = response(pairs[name], pairs["corrector"], resamples[:some])
-            add(name, {"response": found})
+            entry.add(name, {"response": found}, ONE_STEP)
 
     # ---- the exact law
     if windows.law is not None:
         ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, resamples)
-        add("", {"ranks_of_data": ranks})
-        for name in trained:
-            over = compare_common(scores[name], scores["exact"], resamples)["crps"]
-            add(name, {"crps_over_exact": over})
-
-
-def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
-    """(first frame, last frame, positions) of each bin of STARTS that has windows."""
-    out, last = [], int(starts.max())
-    for first, end in zip(STARTS, (*STARTS[1:], last + 1), strict=True):
-        which = ((first <= starts) & (starts < end)).nonzero()[:, 0]
-        if len(which):
-            out.append((first, min(end - 1, last), which))
-    return out
+        entry.add("", {"ranks_of_data": ranks}, ONE_STEP)
 
 
 # ---- checks beyond scores: do students respond to their condition as the teacher does, and are the data a

@@ -17,7 +17,7 @@ from ups.common.place import TRANSIENT
 from ups.common.progress import note, show_notes_by
 from ups.common.user_solver import solvers_of
 from ups.config.schema import Config
-from ups.evaluation import break_even, ensemble, forecast, gates, steady, transient, trust
+from ups.evaluation import ensemble, forecast, gates, steady, transient, trust
 from ups.evaluation.truth import open_truth
 from ups.generative import validation
 from ups.generative.corrector import Corrector, load_corrector
@@ -53,16 +53,13 @@ class Inputs:
 
 
 def forecasts(inputs: Inputs, name: str) -> Found:
-    """Errors of the operator's forecasts, and their break-even."""
+    """Errors of the operator's forecasts, and what their stated errors are worth."""
     config, operator, truth = inputs.config, inputs.operator, inputs.truths[name]
     settings, started = config.evaluate, time.perf_counter()
     entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed, inputs.device)
     words = f"{name}: {in_words(entry)}, in {time.perf_counter() - started:.1f} s"
-    note(f"{name}: time of its solver")
-    seconds = break_even.train_seconds(inputs.history)
-    break_even.assess_break_even(entry, operator, truth, config, config.operator_dir, seconds)
     trust.assess_trust(entry, operator, truth, config, inputs.device)
-    return entry, samples, [words, f"{name}: {entry.facts['break_even']['words']}"]
+    return entry, samples, [words]
 
 
 def ensembles_of(inputs: Inputs, name: str) -> ensemble.Ensembles:

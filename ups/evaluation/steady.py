@@ -26,14 +26,13 @@ from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise
 from ups.metrics.calibration import coverage
 from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, halves, plain_mean
-from ups.metrics.joint import decades, score_joint
+from ups.metrics.joint import decades, score_structure
 from ups.metrics.proper import energy_distance, mean_distance
-from ups.results import CHANCE, OBSERVED, Entry
+from ups.results import OBSERVED, Entry
 from ups_discovery.seeds import generator
 
 POOLED = ("crps", "energy_score")
 BANK = 256  # reserved fields per case to which cheap ensembles are fitted
-SPLITS = 1000  # random halves of exact samples, for distances by chance
 PRIORS = {
     "dressed": "dressed",
     "resampled": "dressed_resampled",
@@ -42,12 +41,9 @@ PRIORS = {
     "blind": "unconditional",
     "prior": "corrector",
 }
-CELLS = "posterior of the cells of a two-valued coefficient"
 SERVES = {  # the sampler that validation selected
-    "pushed": "The prior is the {} through the operator: nothing was better on validation.",
-    "error": "The prior is the {} through the operator, with the operator's own error: the diffusion was no "
-    "better on validation.",
-    "gaussian": "The prior is its conditional mean and scale: nothing was better on validation.",
+    "pushed": "The prior is the linear posterior of the coefficient through the operator: its diffusion was "
+    "no better on validation.",
     "diffusion": "The prior is its diffusion: nothing simpler was as good on validation.",
 }
 
@@ -77,7 +73,8 @@ def assess_steady(
     )
 
     # ---- every observation
-    scores, served, plotted, against = {}, {}, {}, []  # served: case -> model whose samples the prior has
+    scores, served, plotted = {}, {}, {}  # served: case -> model whose samples the prior has
+    of_prior, against = [], []  # of the partial observations
     for case in CASES:
         note(f"{task.name}: prior, observed {case}")
         bank = case_bank(residuals, case, seed)
@@ -87,17 +84,19 @@ def assess_steady(
         )
         members = {"operator": residuals.solution(guess, torch.zeros_like(guess))[:, None]}
         members |= {PRIORS[kind]: u for kind, u in draws.items()}
-        found = {
-            model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary) for model, u in members.items()
-        }
+        found = {model: score_ensemble(u.cpu()[:, :, None], u_ref) for model, u in members.items()}
         served[case] = PRIORS[serving_kind(prior, residuals, observation)]
         ours = members[served[case]].cpu()
-        joint = score_joint(ours[:, :, None], u_ref, task.boundary, members["operator"].cpu())
-        scores[case] = found | {"corrector": found[served[case]] | joint}
+        scores[case] = found | {"corrector": found[served[case]]}
+        if case in PARTIAL:
+            of_prior.append(
+                scores[case]["corrector"]
+                | score_structure(ours[:, :, None], u_ref, task.boundary, members["operator"].cpu())
+            )
         for model, part in scores[case].items():
             entry.add(model, summarise_ensemble(part, resamples), f"{OBSERVED}{case}")
         if task.has_known_law and case in PARTIAL:
-            exact, splits = compare_exactly(
+            exact = compare_exactly(
                 prior,
                 residuals,
                 case,
@@ -109,8 +108,7 @@ def assess_steady(
                 bank,
             )
             for kind, model in PRIORS.items():
-                entry.add(model, summarise_exact(exact[kind], splits, of_fields), f"{OBSERVED}{case}")
-            entry.add("", summarise_exact(exact["exact"], splits, of_fields), f"{CHANCE}{case}")
+                entry.add(model, summarise_exact(exact[kind], of_fields), f"{OBSERVED}{case}")
             against.append(exact["prior"])
         observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         plotted[case] = {
@@ -125,21 +123,19 @@ def assess_steady(
     others = [other for other in ("operator", *PRIORS.values()) if other not in ("corrector", same)]
     for other in others:
         entry.add(f"corrector / {other}", pool(scores, PARTIAL, other, resamples))
-    of_prior = [scores[case]["corrector"] for case in PARTIAL]
     entry.add("", {"ssr": pool_spread(of_prior, resamples)})
     entry.add("", pool_checks(of_prior, against, resamples))
 
     # ---- words
     known = {other: entry.number(f"corrector / {other}", "energy_score") for other in others}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
-    posterior = "linear posterior of the coefficient" if residuals.is_linear else CELLS
     exact_words = ""
     if task.has_known_law:
         exact_words = f"; for {len(few)} of them {settings.truth_members} draws beside the exact posterior"
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
         "serves every observation; errors that dress the operator's solution are fitted to each. "
-        f"{SERVES[method].format(posterior)} Its energy score is {in_words(known[cheap])} times that of the "
+        f"{SERVES[method]} Its energy score is {in_words(known[cheap])} times that of the "
         f"best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} "
         "times that of solutions without any observation, mean over the partial observations."
     )
@@ -209,15 +205,10 @@ def draws_of(
     bank: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """(kind -> `posterior_draws`, the operator's solution for the best guess as log u (batch, *tokens, dim)).
-    "pushed" are samples of the linear posterior, also if the prior has a better one. Without "prior" where it
-    has the samples of another kind (`serving_kind`)."""
+    Without "prior" where it has the samples of another kind (`serving_kind`)."""
     predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
-    pushed = predicted
-    if not residuals.is_linear:
-        linear = SteadyResiduals(residuals.operator, residuals.cache, residuals.posterior.linear)
-        pushed, _ = predict_with_noise(linear, observation, parameters, seed, rows, num_members)
     draws = {
-        kind: posterior_draws(prior, residuals, pushed if kind == "pushed" else predicted, noise, kind, bank)
+        kind: posterior_draws(prior, residuals, predicted, noise, kind, bank)
         for kind in PRIORS
         if kind != "prior" or serving_kind(prior, residuals, observation) == "prior"
     }
@@ -226,10 +217,9 @@ def draws_of(
 
 def serving_kind(prior: Corrector, residuals: SteadyResiduals, observation: Observation) -> str:
     """The kind of `posterior_draws` that the samples of the prior are; "prior" if of none but its own."""
-    method = prior.heads[residuals.name].method
     known = observation.facts == observation.facts.new_tensor([1.0, 0.0, 0.0])  # all cells, without noise
-    is_pushed = method == "pushed" and residuals.is_linear and not known.all(1).any()
-    return method if method == "gaussian" or is_pushed else "prior"
+    is_pushed = prior.heads[residuals.name].method == "pushed" and not known.all(1).any()
+    return "pushed" if is_pushed else "prior"
 
 
 def total_variance(x: Tensor) -> Tensor:
@@ -239,14 +229,12 @@ def total_variance(x: Tensor) -> Tensor:
 
 class ExactSamples(NamedTuple):
     """Of exact samples (N, ...), what they are compared by: flat (N, cells), float64, and its scale; the
-    smallest value whose logarithm is taken; logs of flat; the leading pattern of the first half of logs;
-    apart, the mean distance of flat / scale."""
+    smallest value whose logarithm is taken; logs of flat; apart, the mean distance of flat / scale."""
 
     flat: Tensor
     scale: Tensor
     smallest: Tensor
     logs: Tensor
-    pattern: Tensor
     apart: float
 
 
@@ -256,26 +244,21 @@ def exact_samples(truth: Tensor) -> ExactSamples:
     flat = truth.flatten(1).double()
     scale, smallest = total_variance(flat).sqrt(), LOG_FLOOR * flat.mean()
     logs = flat.clamp_min(smallest).log()
-    first = logs.chunk(2)[0]
-    pattern = torch.linalg.svd(first - first.mean(0), full_matrices=False)[2][0]
-    return ExactSamples(flat, scale, smallest, logs, pattern, mean_distance(flat / scale))
+    return ExactSamples(flat, scale, smallest, logs, mean_distance(flat / scale))
 
 
 def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     """Moments of samples (M, ...) and of N exact ones, both positive, to be averaged over fields.
 
-    distance: unbiased energy distance, in units of the exact spread. Pairs (samples, exact): trace, the total
-    variance; log_trace, that of log u, whose tails a hundred samples cover; leading, the variance of log u
-    along the leading pattern of one half of the exact samples, of the samples and of the other half;
-    mean_error, squared error of the mean of log u, and that of independent samples.
+    distance: unbiased energy distance, in units of the exact spread. Pairs (samples, exact): log_trace, the
+    total variance of log u, whose tails a hundred samples cover; mean_error, squared error of the mean of log
+    u, and that of independent samples.
     """
     flat, exact = draws.flatten(1).double(), exact_samples(truth)
     logs = flat.clamp_min(exact.smallest).log()
     of_logs = total_variance(logs), total_variance(exact.logs)
     pairs = {
-        "trace": (total_variance(flat), exact.scale.square()),
         "log_trace": of_logs,
-        "leading": tuple((part @ exact.pattern).var() for part in (logs, exact.logs.chunk(2)[1])),
         "mean_error": (
             (logs.mean(0) - exact.logs.mean(0)).square().sum() - of_logs[1] / len(exact.logs),
             of_logs[0] / len(flat),
@@ -291,25 +274,6 @@ def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
     }
 
 
-def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
-    """Energy distances by chance (SPLITS,) of num_draws exact samples from N others, by random halves of
-    truth (N, ...), scaled to these numbers. Between equal laws a distance of a and b samples goes as 1/a +
-    1/b."""
-    flat = truth.flatten(1).double()
-    flat = flat / total_variance(flat).sqrt()
-    half, count = len(flat) // 2, len(flat)
-    away = torch.cdist(flat, flat)
-    order = torch.rand(SPLITS, count, generator=generator(seed, "splits")).argsort(1)
-    side = torch.zeros(SPLITS, count, dtype=torch.float64).scatter_(1, order[:, :half], 1.0)
-    other = 1 - side
-    within = sum(
-        ((part @ away) * part).sum(1) / (size * (size - 1))
-        for part, size in ((side, half), (other, count - half))
-    )
-    distance = 2 * ((side @ away) * other).sum(1) / (half * (count - half)) - within
-    return distance * (1 / num_draws + 1 / count) / (1 / half + 1 / (count - half))
-
-
 @torch.no_grad()
 def compare_exactly(
     prior: Corrector,
@@ -321,17 +285,16 @@ def compare_exactly(
     seed: int,
     count: int,
     bank: Tensor,
-) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
-    """(kind -> `moments_against` of each coefficient v (n, C, *space), normalised; `split_distances`, mean).
+) -> dict[str, list[dict[str, float]]]:
+    """Kind -> `moments_against` of each coefficient v (n, C, *space), normalised.
 
-    `count` samples of each kind are compared with twice as many of the exact posterior; "exact" compares one
-    half of these with the other. rows: seeds of the coefficients' observations and noise. Needs
-    Task.has_known_law and a partial observation.
+    `count` samples of each kind are compared with twice as many of the exact posterior. rows: seeds of the
+    coefficients' observations and noise. Needs Task.has_known_law and a partial observation.
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
     draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank)
-    out, splits = {kind: [] for kind in (*draws, "exact")}, []
+    out = {kind: [] for kind in draws}
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)
         linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
@@ -340,10 +303,8 @@ def compare_exactly(
         )
         for kind, u in draws.items():
             out[kind].append(moments_against(u[index, :, 0].cpu(), exact))
-        out["exact"].append(moments_against(*exact.chunk(2)))
-        splits.append(split_distances(exact, count, seed + index))
     out.setdefault("prior", out[serving_kind(prior, residuals, observation)])
-    return out, torch.stack(splits).mean(0)
+    return out
 
 
 # ---- means over kinds of observation
@@ -406,13 +367,14 @@ def pool_checks(
     return out
 
 
-def summarise_exact(rows: list[dict[str, float]], splits: Tensor, resamples: Resamples) -> dict[str, Any]:
-    """Rows of `moments_against`, one per field, as figures with intervals over fields. floor: the 95 %
-    quantile of the distance between exact samples."""
-    values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-    out = {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95))}
-    out["distance"] = resamples.interval(*plain_mean(values["distance"][:, None]))
-    for key in ("trace", "log_trace", "leading"):
-        both = torch.stack([values[key], values[f"{key}_exact"]], 1)
-        out[key] = resamples.interval(both, lambda mean: halves(mean)[:, 0])
-    return out
+def summarise_exact(rows: list[dict[str, float]], resamples: Resamples) -> dict[str, Any]:
+    """Rows of `moments_against`, one per field, as figures with intervals over fields."""
+    distance, *of_logs = (
+        torch.tensor([row[key] for row in rows], dtype=torch.float64)
+        for key in ("distance", "log_trace", "log_trace_exact")
+    )
+    return {
+        "fields": len(rows),
+        "distance": resamples.interval(*plain_mean(distance[:, None])),
+        "log_trace": resamples.interval(torch.stack(of_logs, 1), lambda mean: halves(mean)[:, 0]),
+    }

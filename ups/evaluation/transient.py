@@ -11,15 +11,15 @@ from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
-from ups.evaluation.one_step import LEADS, ONE_STEP, STUDENTS, assess_one_step
+from ups.evaluation.one_step import LEADS, assess_one_step, num_step_samples
 from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores
-from ups.metrics.joint import residual_energy, score_joint
+from ups.metrics.joint import score_trajectories
 from ups.metrics.likeness import likeness
-from ups.results import BY_LEAD, START, Entry
+from ups.results import BY_LEAD, Entry
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
@@ -74,15 +74,11 @@ def assess_transient(
     u_ref = truth.future(rows, num_frames)
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
-    energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
 
     def score(members: Tensor) -> Scores:
         """Scores of the members (n, M, T, C, *space) of the first n starts."""
-        truths = (u_ref, reference[:, 0], law, energy)
-        u, operator, exact, *of_law = (None if part is None else part[: len(members)] for part in truths)
-        return score_ensemble(members, u, task.boundary, operator, exact=exact) | score_joint(
-            members, u, task.boundary, operator, exact, *of_law
-        )
+        u, exact = (None if part is None else part[: len(members)] for part in (u_ref, law))
+        return score_ensemble(members, u, exact=exact) | score_trajectories(members, u, exact)
 
     for model in ensembles.names:
         entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
@@ -110,9 +106,6 @@ def assess_transient(
                 members, u_ref[few], task.boundary, reference[few, 0], resamples[few], of_law, again
             )
             entry.add(model, {"likeness": found})
-        if model == "exact":  # are the data a sample of this law?
-            by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
-            entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
     note(f"{task.name}: single steps")
     assess_one_step(
         entry,
@@ -145,27 +138,17 @@ def assess_transient(
 
 
 def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, str]]:
-    """Pairs of models: trained ones and what serves with the best cheap ensemble, operator and linear waves;
-    all with exact samples; students with their teacher and the network trained by scores."""
-    trained = [
-        (model, other)
-        for model in names
-        if model == serves or model not in UNTRAINED
-        for other in (cheap, "operator", "waves")
-        if other != model
-    ]
-    exact = [
+    """Pairs of models: trained ones and what serves with the best cheap ensemble and the operator; all with
+    exact samples; the corrector with linear waves, and students with it."""
+    trained = [model for model in names if model == serves or model not in UNTRAINED]
+    pairs = [
+        *[(model, other) for model in trained for other in (cheap, "operator") if model != other],
         *[(model, "exact") for model in names if model != "exact"],
         ("operator", "bayes_mean"),
-        ("exact", "operator"),
-        ("exact", "dressed_conditional"),
-    ]
-    others = [
-        ("corrector", "dressed_conditional"),
+        ("corrector", "waves"),
         *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "scoring")],
-        ("student_1", "scoring"),
     ]
-    return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
+    return list(dict.fromkeys(pair for pair in pairs if {*pair} <= {*names}))
 
 
 def assess_long(ensembles: Ensembles, settings: EvaluateConfig) -> Entry:
@@ -230,57 +213,19 @@ def setting_of(settings: TaskConfig, task: Task) -> str:
 
 
 def words_of(entry: Entry) -> list[str]:
-    """What the corrector adds to the operator, and the student to the teacher, with the measured numbers."""
-    models, cheap, teacher = entry.models(), entry.facts["best_cheap"], "corrector"
-
-    def ratio(one: str, other: str, key: str) -> str:
-        return in_words(entry.number(f"{one} / {other}", key))
-
-    starts = ", ".join(
-        f"{in_words(entry.number(teacher, 'ssr', case), 2)} from {frames_in_words(case)}"
-        for case in entry.cases(START)
-    )
-    leads = known_leads(entry, "ssr") or [None]
+    """What was scored, and what the network adds to waves without one."""
+    facts, number = entry.facts, entry.number
     out = [
-        f"Setting: {entry.facts['setting']}. {entry.number('', 'num_trajectories')} {entry.facts['split']} "
-        f"trajectories of as many initial conditions, {entry.number('', 'members')} members"
-        f"{on_the_first(entry, teacher)}.",
-        "What the corrector adds over the operator: its fair CRPS over the rollout is "
-        f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
-        f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
-        f"score, which sees joint structure, is {ratio('corrector', 'dressed_conditional', 'energy_score')} "
-        "times a conditional Gaussian's. Its spread over its error (1 is calibrated) is, one step ahead, "
-        f"{starts}; over the leads of a rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}.",
-    ]
-    milliseconds = {model: entry.number(model, "ms_per_state") for model in models}
-    out += [
-        f"What the student adds over its teacher, with {words} for "
-        f"{entry.number(teacher, 'evaluations_per_state'):.0f}: "
-        f"it is {milliseconds[teacher] / milliseconds[student]:.1f} times faster per state, "
-        f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the CRPS and "
-        f"{ratio(student, 'corrector', 'energy_score')} times the energy score."
-        for student, words in STUDENTS.items()
-        if student in models
+        f"Setting: {facts['setting']}. {number('', 'num_trajectories')} {facts['split']} trajectories of as "
+        f"many initial conditions, {number('', 'members')} members{on_the_first(entry, 'corrector')}. The "
+        f"best cheap ensemble is {facts['best_cheap']}."
     ]
     if waves := entry.value("corrector / waves", "crps"):
         out.append(on_waves(waves))
-    if "exact" in models:
-        beside = ", ".join(
-            f"{in_words(entry.number(model, 'crps_over_exact'))} ({model})"
-            for model in ("corrector", *STUDENTS, cheap, "operator")
-            if model in models
-        )
-        last = max(known_leads(entry, "crps_over_exact"), default=None)
+    if "exact" in entry.models():
         out.append(
             "The law of the future is known: CRPS and errors of means are relative to exact samples instead "
-            "of the single future in the data, and no independent members have a lower mean CRPS. CRPS over "
-            f"that of exact samples: {beside}; the corrector's at its worst lead: {in_words(last)}."
-        )
-    if {"scoring", "student_1"} <= {*models}:
-        out.append(
-            f"The student's single evaluation has {ratio('student_1', 'scoring', 'crps')} times the CRPS and "
-            f"{ratio('student_1', 'scoring', 'energy_score')} times the energy score of the same network "
-            "trained by scores, without a teacher."
+            "of the single future in the data, and no independent members have a lower mean CRPS."
         )
     return out
 
@@ -292,12 +237,6 @@ def on_the_first(entry: Entry, model: str) -> str:
         return ""
     evaluations = entry.number(model, "evaluations_per_state")
     return f"; the {model}, of {evaluations:.0f} evaluations per state, has the first {count} alone"
-
-
-def frames_in_words(case: str) -> str:
-    """Of a case "start A-B"."""
-    first, last = case.removeprefix(START).split("-")
-    return f"frame {first}" if first == last else f"frames {first} to {last}"
 
 
 def on_waves(ratio: dict[str, float | None]) -> str:
@@ -312,11 +251,6 @@ def on_waves(ratio: dict[str, float | None]) -> str:
         f"its CRPS is {text} times theirs. Here such waves may pass the gates in its place, as the law may "
         "be linear and Gaussian."
     )
-
-
-def known_leads(entry: Entry, metric: str) -> list[float]:
-    """The corrector's numbers by lead that are defined."""
-    return [value for value in entry.by_lead("corrector", metric).get("value", ()) if value is not None]
 
 
 def in_words(value: float | None, digits: int = 3) -> str:

@@ -28,7 +28,6 @@ from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
-ANGLE_BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of the logged loss
 UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
@@ -189,25 +188,18 @@ def read(batches: Batches, corrector: Corrector, noises: int, step: int, part: s
     angle = sample_angles(batches.size * noises, rng, corrector.heads[name].largest)
     angle = angle.view(batches.size, noises)[within].flatten()
     noise = batches.noise(batch.r, within, step, noises)
-    bins = tuple(key for key, (low, high) in ANGLE_BINS.items() if ((low <= angle) & (angle < high)).any())
-    return name, bins, noise, send(angle, noise.device), batch
+    return name, noise, send(angle, noise.device), batch
 
 
 def loss_of(
-    corrector: Corrector, name: str, bins: Sequence[str], noise: Tensor, angle: Tensor, batch: ResidualBatch
+    corrector: Corrector, name: str, noise: Tensor, angle: Tensor, batch: ResidualBatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of residuals. Metrics: the loss in `bins` of angles, and the standard deviation of
-    r~."""
+    """Loss of residuals; metrics: that loss, and the standard deviation of r~."""
     r, condition = corrector.heads[name].whitened(*batch)
     repeated = torch.arange(len(r), device=r.device).repeat_interleave(len(noise) // len(r))
     r, condition = r[repeated], condition.rows(repeated)
-    loss = diffusion_loss(corrector.velocity(condition), r, condition.initial_state(noise), angle)
-    metrics = {name: loss.mean(), f"{name}/std": r.std()}
-    for key in bins:
-        low, high = ANGLE_BINS[key]
-        rows = (low <= angle) & (angle < high)
-        metrics[f"{name}/angle_{key}"] = torch.where(rows, loss, 0.0).sum() / rows.sum()
-    return metrics[name], metrics
+    loss = diffusion_loss(corrector.velocity(condition), r, condition.initial_state(noise), angle).mean()
+    return loss, {name: loss, f"{name}/std": r.std()}
 
 
 def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: RanksOfRun) -> dict[str, float]:

@@ -8,12 +8,10 @@ not depend on the batch size:
     row = summarise_ensemble(scores, Resamples(count, seed))                  # numbers with 95 % intervals
 
 No single score suffices. CRPS is insensitive to the spread (half of it costs 8 %), and neither CRPS,
-spread/skill nor ranks see spatial structure; energy score and spectra do. A calibrated member has sqrt(2)
-times the error of a perfect mean, so accuracy is measured on the ensemble mean. `ENSEMBLES` has a row for
-every metric.
+spread/skill nor ranks see spatial structure; the energy score does. A calibrated member has sqrt(2) times the
+error of a perfect mean, so accuracy is measured on the ensemble mean. `ENSEMBLES` has a row for every metric.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,15 +19,8 @@ import torch
 from torch import Tensor
 
 from ups.common.mask import cell_mean, filled, fraction, valid_cells
-from ups.metrics.calibration import (
-    coverage,
-    outlier_fraction,
-    ranks,
-    spread_bins,
-    spread_skill,
-    spread_skill_bins,
-)
-from ups.metrics.errors import check_shapes, pooled, rmse, vanishes
+from ups.metrics.calibration import coverage, ranks, spread_skill
+from ups.metrics.errors import check_shapes, pooled, vanishes
 from ups.metrics.intervals import (
     CHUNK,
     Metric,
@@ -37,33 +28,25 @@ from ups.metrics.intervals import (
     Resamples,
     Scores,
     Statistic,
-    as_interval,
     compare,
     defined_mean,
     merge,
     numbers,
-    rank_evenness,
     ratio,
     summarise,
 )
-from ups.metrics.joint import JOINT
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
-from ups.metrics.spectra import rms, spectrum_error
+from ups.metrics.spectra import rms
 
 LEVELS = (0.5, 0.9)  # nominal probabilities of the central intervals whose coverage is reported
 POINTS = 16  # per axis, whose ranks are counted; neighbouring cells are not independent
 CASES = 64  # in one call of the energy score, so that the pairs of members stay in the processor's cache
 
 
-def _score_chunk(
-    members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None, stride: int, exact: Tensor | None
-) -> Scores:
+def _score_chunk(members: Tensor, u_ref: Tensor, stride: int, exact: Tensor | None) -> Scores:
     """Scores per frame, each tensor (n, T, ...)."""
     valid, cells = valid_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
     broken = ~filled(members, valid).isfinite().all(1).flatten(2).all(2)
-    if reference is not None:
-        broken = broken | ~filled(reference, valid).isfinite().flatten(2).all(2)
-        reference = filled(torch.where(broken[cells], u_ref, reference), valid, torch.nan)
     x, y = torch.where(broken[cells][:, None], u_ref[:, None], members).double(), u_ref.double()
     x = filled(x, valid, torch.nan)
     variance, squared = spread_skill(x, y)
@@ -74,24 +57,20 @@ def _score_chunk(
     fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
     valid_fraction = fraction(valid)
     size = torch.as_tensor(valid_fraction).double().mean().sqrt()
-    out = {
-        "crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / valid_fraction,
-        "variance": variance,
-        "squared_error": squared,
-        "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
-        "energy_score": torch.cat(energy).view(y.shape[:2]) / size,
-        "ranks": ranks(members, u_ref, stride).to(y.device),
-        "spread_bins": spread_bins(x, y),
-        "spectrum_error": spectrum_error(x, y, boundary),
-    }
-    if reference is not None:
-        out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
+    crps = fair_crps(fields, fields_ref)
     if exact is not None:
         exact = filled(exact.double(), valid)
         samples = exact.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
-        out["crps"] = expected_crps(fields, samples).view(y.shape[:3]) / valid_fraction
-        expected = (x.mean(1) - exact.mean(1)).square() + exact.var(1, correction=0)
-        out["squared_error"] = cell_mean(expected, valid)
+        crps = expected_crps(fields, samples)
+        squared = (x.mean(1) - exact.mean(1)).square() + exact.var(1, correction=0)
+        squared = cell_mean(squared, valid)
+    out = {
+        "crps": crps.view(y.shape[:3]) / valid_fraction,
+        "variance": variance,
+        "squared_error": squared,
+        "energy_score": torch.cat(energy).view(y.shape[:2]) / size,
+        "ranks": ranks(members, u_ref, stride).to(y.device),
+    }
     out = {
         name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
         for name, value in out.items()
@@ -100,28 +79,22 @@ def _score_chunk(
 
 
 def score_ensemble(
-    members: Tensor,
-    u_ref: Tensor,
-    boundary: str,
-    reference: Tensor | None = None,
-    rank_stride: int | None = None,
-    exact: Tensor | None = None,
+    members: Tensor, u_ref: Tensor, rank_stride: int | None = None, exact: Tensor | None = None
 ) -> Scores:
     """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
-    reference: the operator's prediction, as u_ref. rank_stride: ranks are counted in every rank_stride-th
-    cell per axis; default: about POINTS cells per axis. exact (n, K, T, C, *space): samples of the
-    distribution of the truth, if it is known; crps and squared_error are then means over these samples
-    instead of the one truth, with the same expectation and less noise.
+    rank_stride: ranks are counted in every rank_stride-th cell per axis; default: about POINTS cells per
+    axis. exact (n, K, T, C, *space): samples of the distribution of the truth, if it is known; crps and
+    squared_error are then means over these samples instead of the one truth, with the same expectation and
+    less noise.
 
-    Returns crps, variance, squared_error (of the mean), member_rmse, ref_rms, spectrum_error and, with
-    `reference`, residual_spectrum_error: (n, T, C); energy_score (n, T), over fields and cells, in units of
-    an RMSE; ranks (n, T, M + 1); spread_bins (n, 3, NUM_FINE); nonfinite (n, T), 1 if a member has a NaN or
-    inf; the scores of such frames are inf. Cells where the truth is NaN in every frame do not count. Raises
-    ValueError for shapes that do not fit, or a truth that is not finite in other cells.
+    Returns crps, variance, squared_error (of the mean), ref_rms: (n, T, C); energy_score (n, T), over fields
+    and cells, in units of an RMSE; ranks (n, T, M + 1); nonfinite (n, T), 1 if a member has a NaN or inf; the
+    scores of such frames are inf. Cells where the truth is NaN in every frame do not count. Raises ValueError
+    for shapes that do not fit, or a truth that is not finite in other cells.
     """
     check_members(members, u_ref, "score_ensemble")
-    check_shapes(u_ref if reference is None else reference, u_ref)
+    check_shapes(u_ref, u_ref)
     if exact is not None:
         check_members(exact, u_ref, "score_ensemble, exact,")
     stride = max(1, min(u_ref.shape[3:]) // POINTS) if rank_stride is None else rank_stride
@@ -129,21 +102,18 @@ def score_ensemble(
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
     rows = []
     for i in range(0, len(u_ref), size):
-        x, y, pred, law = (None if u is None else u[i : i + size] for u in (members, u_ref, reference, exact))
+        x, y, law = (None if u is None else u[i : i + size] for u in (members, u_ref, exact))
         parts = [
             _score_chunk(
                 x[:, :, t : t + frames],
                 y[:, t : t + frames],
-                boundary,
-                None if pred is None else pred[:, t : t + frames],
                 stride,
                 None if law is None else law[:, :, t : t + frames],
             )
             for t in range(0, y.shape[1], frames)
         ]
         rows.append(merge(parts, 1))
-    out = merge(rows)
-    return {**out, "spread_bins": out["spread_bins"].sum(1)}
+    return merge(rows)
 
 
 # ---- moments of the metrics
@@ -157,32 +127,22 @@ def _spread_squared(scores: Scores) -> Tensor:
 
 
 def _mean(name: str, by_lead: bool = False) -> Any:
-    """Moments of the mean of a score (n, T, ...) over frames and fields; by_lead: over fields. None if there
+    """Moments of the mean of a score (n, ...) over frames and fields; by_lead: over fields. None if there
     is no such score."""
 
     def moments(scores: Scores, _: object) -> Moments | None:
         found = scores.get(name)
         if found is None:
             return None
-        return defined_mean(found, 2) if by_lead else defined_mean(found.flatten(1))
+        return defined_mean(found, 2) if by_lead else defined_mean(found.reshape(len(found), -1))
 
     return moments
 
 
-def _relative(error_of: Callable[[Scores], Tensor], by_lead: bool = False) -> Any:
-    """Moments of the mean of errors (n, T, C) over the RMS of the truth; pooled where a field vanishes."""
-
-    def moments(scores: Scores, _: object) -> Moments:
-        error, ref = error_of(scores), scores["ref_rms"]
-        if vanishes(ref):
-            return pooled(error, ref, by_lead)
-        return defined_mean(ratio(error, ref), 2) if by_lead else defined_mean(ratio(error, ref).flatten(1))
-
-    return moments
-
-
-def _error_of_mean(scores: Scores) -> Tensor:
-    return scores["squared_error"].sqrt()
+def _error_of_mean(scores: Scores, _: object) -> Moments:
+    """Moments of the RMS error of the mean over the RMS of the truth; pooled where a field vanishes."""
+    error, ref = scores["squared_error"].sqrt(), scores["ref_rms"]
+    return pooled(error, ref) if vanishes(ref) else defined_mean(ratio(error, ref).flatten(1))
 
 
 def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
@@ -232,15 +192,8 @@ ENSEMBLES = (
         "nrmse_mean",
         "nRMSE of the mean",
         "ensemble mean against the truth, as nRMSE elsewhere; pooled where a field vanishes in some frames",
-        _relative(_error_of_mean),
+        _error_of_mean,
         is_compared=True,
-    ),
-    Metric(
-        "nrmse_member",
-        "nRMSE of a member",
-        "single members; sqrt(2) times that of the mean if the spread is right",
-        _relative(lambda scores: scores["member_rmse"]),
-        best=None,
     ),
     Metric(
         "ssr",
@@ -260,36 +213,14 @@ ENSEMBLES = (
         for level in LEVELS
     ],
     Metric(
-        "outlier_fraction",
-        "outliers / expected",
-        "fraction of truths outside the ensemble over 2/(M+1)",
-        _of_ranks(outlier_fraction),
-        best=1.0,
-    ),
-    Metric(
-        "rank_ratio",
-        "rank ratio",
-        "unevenness of the rank histogram (Candille and Talagrand); 1 is flat",
-        best=1.0,
-    ),
-    Metric(
-        "spectrum_error",
-        "spectrum error",
-        "mean |log10| of members' energy over true energy, octaves of the wave number",
-        _mean("spectrum_error"),
+        "trajectory_score",
+        "trajectory score",
+        "energy score of whole trajectories: sees whether leads and points vary together; units of an RMSE",
+        _mean("trajectory_score"),
         is_compared=True,
     ),
-    Metric(
-        "residual_spectrum_error",
-        "residual spectrum error",
-        "the same of sampled residuals and true ones",
-        _mean("residual_spectrum_error"),
-        is_compared=True,
-    ),
-    *JOINT,
     # lists for figures, which need no label
     Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
-    Metric("nrmse_mean_by_lead", moments=_relative(_error_of_mean, by_lead=True), is_compared=True),
     Metric("spread_by_lead", moments=_spread_by_lead),
     Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
     Metric(
@@ -307,7 +238,6 @@ ENSEMBLES = (
         plain=lambda scores: scores["ranks"].shape[2] - 1,
     ),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
-    Metric("spread_skill_bins", plain=lambda scores: spread_skill_bins(scores["spread_bins"].sum(0))),
     Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
@@ -315,10 +245,7 @@ ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
 def summarise_ensemble(scores: Scores, resamples: Resamples) -> dict[str, Any]:
     """One model's figures: every metric of `ENSEMBLES`; None if not finite or undefined."""
-    return {
-        **summarise(ENSEMBLES, scores, resamples, None),
-        "rank_ratio": as_interval(rank_evenness(scores["ranks"], resamples)),
-    }
+    return summarise(ENSEMBLES, scores, resamples, None)
 
 
 def compare_ensembles(scores: Scores, baseline: Scores, resamples: Resamples) -> dict[str, dict]:

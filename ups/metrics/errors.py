@@ -5,7 +5,7 @@ Axes: u_pred, u_ref are (n, T, C, *space) in physical units, 1 to 3 space axes; 
 only, without the context frames. e = u_pred - u_ref, <.>_x is a mean over cells, N the number of cells, box
 length 1.
 
-    scores = merge([score(pred, ref, boundary) for pred, ref in batches])     # per trajectory
+    scores = merge([score(pred, ref) for pred, ref in batches])               # per trajectory
     row = summarise_errors(scores, Resamples(count, seed))                    # numbers with 95 % intervals
 
 Definitions are PDEBench's (Takamoto et al. 2022, `metric_func`) unless a docstring says otherwise, with roots
@@ -27,16 +27,13 @@ from ups.metrics.intervals import (
     Scores,
     defined_mean,
     merge,
-    number,
-    numbers,
     plain_mean,
     ratio,
     root_mean,
     summarise,
 )
-from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
+from ups.metrics.spectra import rms
 
-LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
 CORRELATION = 0.8  # threshold of the high-correlation time (Lippe et al. 2023, PDE-Refiner, section 4)
 LARGEST_ERROR = 0.5  # nRMSE of a forecast that is still usable: a quarter of the field's energy is wrong
 VANISHING = 1e-2  # RMS of a frame over that of all
@@ -94,36 +91,6 @@ def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return cell_mean(_error(u_pred, u_ref), valid_cells(u_ref))
 
 
-def max_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """max_x |e| -> (n, T, C). PDEBench's Max is mean_TC max_n of it."""
-    return filled(_error(u_pred, u_ref), valid_cells(u_ref)).abs().amax(space_axes(u_ref))
-
-
-def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """sqrt(sum of e^2 on all faces / number of face cells) -> (n, T, C); cells on two faces count twice, as
-    in PDEBench.
-
-    Face cells: 2 in 1D, 2 (nx + ny) in 2D, 2 (nx ny + ny nz + nz nx) in 3D. In 3D PDEBench also sums e^2 over
-    channels before the root: theirs is sqrt(sum_c ours^2), which we do not follow because it grows with the
-    number of channels.
-    """
-    valid = valid_cells(u_ref)
-    squared = filled(_error(u_pred, u_ref).square(), valid)
-    ends = torch.tensor([0, -1], device=squared.device)
-
-    def on_faces(u: Tensor) -> list[Tensor]:
-        return [u.index_select(axis, ends % u.shape[axis]) for axis in space_axes(u)]
-
-    faces = on_faces(squared)
-    total = sum(face.sum(space_axes(face)) for face in faces)
-    count = (
-        sum(math.prod(face.shape[3:]) for face in faces)
-        if valid is None
-        else sum(face.sum(space_axes(face)) for face in on_faces(valid[None, None]))
-    )
-    return (total / count).sqrt()
-
-
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """Pearson correlation over space, mean over channels -> (n, T).
 
@@ -161,55 +128,40 @@ def correlation_time(values: Tensor, lead_times: Tensor | None = None) -> Tensor
     return lead_times.to(torch.float64)[first.cpu()]
 
 
-def spectrum_leads(num_frames: int) -> list[int]:
-    """The leads whose spectra are stored: first, middle and last predicted frame."""
-    return sorted({0, num_frames // 2, num_frames - 1})
-
-
-def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
+def _score_chunk(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     u_pred, u_ref = u_pred.double(), u_ref.double()
     valid = valid_cells(u_ref)
     bad = ~torch.isfinite(filled(u_pred, valid)).flatten(3).all(3)
     u_pred = torch.where(bad.reshape(*bad.shape, *[1] * (u_ref.ndim - 3)), u_ref, u_pred)  # marked inf below
     u_pred = filled(u_pred, valid, torch.nan)
-    leads = spectrum_leads(u_ref.shape[1])
     errors = {
         "rmse": rmse(u_pred, u_ref),
         "bias": bias(u_pred, u_ref),
-        "max_error": max_error(u_pred, u_ref),
-        "brmse": boundary_rmse(u_pred, u_ref),
-        "shells": error_shells(u_pred - u_ref),
     }
     errors = {
         name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
         for name, value in errors.items()
     }
-    spectrum = energy_spectrum(u_pred[:, leads], boundary).masked_fill(bad[:, leads, :, None], torch.inf)
     return {
         **errors,
         "ref_rms": rms(u_ref),
-        "spectrum_pred": spectrum,
         "correlation": correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0),
-        "spectrum_ref": energy_spectrum(u_ref[:, leads], boundary),
         "nonfinite": bad.flatten(1).any(1).double(),
     }
 
 
-def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
+def score(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
-    rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
-    T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `spectrum_leads`; nonfinite: (n,) 1 if the
-    prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count. `boundary` (as
-    in ups.tasks) selects the basis of the spectra. Errors of
-    non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
+    rmse, ref_rms, bias: (n, T, C); correlation: (n, T); nonfinite: (n,) 1 if the prediction has a NaN or inf.
+    Cells in which the truth is NaN in every frame do not count. Errors of non-finite frames are inf. Raises
+    ValueError for unequal shapes or a truth that is not finite.
     """
     check_shapes(u_pred, u_ref)
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
-    parts = [
-        _score_chunk(u_pred[i : i + size], u_ref[i : i + size], boundary) for i in range(0, len(u_ref), size)
-    ]
-    return merge(parts)
+    return merge(
+        [_score_chunk(u_pred[i : i + size], u_ref[i : i + size]) for i in range(0, len(u_ref), size)]
+    )
 
 
 def relative(scores: Scores) -> Tensor:
@@ -235,17 +187,6 @@ def pooled(error: Tensor, ref: Tensor, by_lead: bool = False) -> Moments:
     return torch.cat([part.square().flatten(1) for part in (error, ref)], 1), statistic
 
 
-def _global(scores: Scores, _: Any) -> Moments:
-    sums = (scores[name].square().flatten(1).sum(1) for name in ("rmse", "ref_rms"))
-    return defined_mean(ratio(*sums).sqrt()[:, None])
-
-
-def _band(scores: Scores, first: int, last: int | None) -> Moments | None:
-    """Fourier error of shells first .. last - 1; None if the grid is too coarse."""
-    shells = scores["shells"][..., first:last]
-    return root_mean(shells) if shells.shape[3] else None
-
-
 def _correlation_time(scores: Scores, lead_times: Any) -> Moments | None:
     """None for a steady task."""
     values = scores["correlation"]
@@ -266,19 +207,10 @@ ERRORS = (
         lambda scores, _: defined_mean(relative(scores).flatten(1)),
     ),
     Metric(
-        "nrmse_global",
-        "nRMSE, global",
-        "one ratio per trajectory over all frames, fields and cells (relative L2)",
-        _global,
-    ),
-    Metric(
         "nrmse_pooled",
         "nRMSE, pooled",
         "per frame and field, squares averaged over trajectories before the ratio",
         lambda scores, _: pooled(scores["rmse"], scores["ref_rms"]),
-    ),
-    Metric(
-        "nrmse_legacy", "nRMSE, legacy", "PDEBench's published convention: context frames counted as perfect"
     ),
     Metric("rmse", "RMSE", "RMS error in physical units", lambda scores, _: plain_mean(scores["rmse"])),
     Metric(
@@ -295,36 +227,6 @@ ERRORS = (
         _conservation,
     ),
     Metric(
-        "max_error",
-        "max error",
-        "largest error over cells and trajectories, mean over frames and fields; no interval",
-        plain=lambda scores: {"value": number(scores["max_error"].amax(0).mean()), "low": None, "high": None},
-    ),  # the bootstrap of a maximum is not consistent
-    Metric(
-        "brmse",
-        "boundary RMSE",
-        "RMS error in the outermost cells",
-        lambda scores, _: plain_mean(scores["brmse"]),
-    ),
-    Metric(
-        "frmse_low",
-        "Fourier RMSE, low",
-        f"error of wave numbers below {LOW}",
-        lambda scores, _: _band(scores, 0, LOW),
-    ),
-    Metric(
-        "frmse_mid",
-        "Fourier RMSE, mid",
-        f"error of wave numbers {LOW} to {HIGH - 1}",
-        lambda scores, _: _band(scores, LOW, HIGH),
-    ),
-    Metric(
-        "frmse_high",
-        "Fourier RMSE, high",
-        f"error of wave numbers from {HIGH}",
-        lambda scores, _: _band(scores, HIGH, None),
-    ),
-    Metric(
         "correlation_time",
         "correlation time",
         f"lead time at which the correlation falls below {CORRELATION:g} (the horizon if it never does)",
@@ -334,7 +236,6 @@ ERRORS = (
     Metric(
         "error_growth_by_lead", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True
     ),
-    Metric("nrmse_by_field", moments=lambda scores, _: defined_mean(relative(scores), 1)),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",
@@ -360,29 +261,13 @@ def summarise_errors(
     scores: Scores,
     resamples: Resamples,
     lead_times: Tensor | None = None,
-    legacy_context: int = 0,
     is_pooled: bool = False,
 ) -> dict[str, Any]:
     """One model's figures: every metric of `ERRORS`. is_pooled: error_growth_by_lead is pooled.
 
-    lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
-    PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
+    lead_times: of the correlation time.
     """
     out = summarise(ERRORS, scores, resamples, lead_times)
     if is_pooled:
         out |= summarise([POOLED_GROWTH], scores, resamples, lead_times)
-    if legacy_context:
-        num_frames = scores["rmse"].shape[1]
-        factor = num_frames / (num_frames + legacy_context)
-        out["nrmse_legacy"] = {
-            end: None if value is None else number(value * factor) for end, value in out["nrmse"].items()
-        }
     return out
-
-
-def summarise_spectra(scores: dict[str, Scores]) -> dict[str, dict[str, list]]:
-    """Mean energy spectra of the truth and of each model, at `spectrum_leads`: name -> {"spectrum_by_lead":
-    [field][shell][lead]}."""
-    spectra = {"truth": next(iter(scores.values()))["spectrum_ref"]}
-    spectra |= {name: value["spectrum_pred"] for name, value in scores.items()}
-    return {name: {"spectrum_by_lead": numbers(u.mean(0).movedim(0, -1))} for name, u in spectra.items()}

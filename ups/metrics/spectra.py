@@ -38,40 +38,14 @@ def _whole(u: Tensor) -> Tensor:
     return mean + filled(u - mean, valid) / fraction(valid).to(u).sqrt()[cells]
 
 
-def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tensor:
+def _shells(power: Tensor, waves: Sequence[Tensor]) -> Tensor:
     """Sums of `power` (n, T, C, *grid) over cells of equal floor(|k|), k from `waves` (one vector per axis).
 
-    -> (n, T, C, shells); num_shells = 0: all of them.
+    -> (n, T, C, shells).
     """
     index = sum(k.square() for k in torch.meshgrid(*waves, indexing="ij")).sqrt().floor().long().flatten()
-    num_shells = num_shells or int(index.max()) + 1
-    kept = index < num_shells
-    out = torch.zeros(*power.shape[:3], num_shells, dtype=power.dtype, device=power.device)
-    return out.index_add_(3, index[kept], power.flatten(3)[..., kept])
-
-
-def _fourier(u: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(|u_hat|^2 / N^2 of every wave number, wave numbers of each axis)."""
-    space = u.shape[3:]
-    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) for n in space]
-    return torch.fft.fftn(u, dim=space_axes(u)).abs().square() / math.prod(space) ** 2, waves
-
-
-def error_shells(error: Tensor) -> Tensor:
-    """sum over floor(|k|) = shell of |e_hat|^2 / N^2 of an error (n, T, C, *space) -> (n, T, C, shells).
-
-    PDEBench's fRMSE of shell k is F_k = sqrt(mean_n shells_k); bands are means of F_k over k < 4, 4..11 and
-    >= 12. As there,
-    1D: rfft, shells 0..nx/2; 2D, 3D: shells below min(n_i) / 2 of k_i >= 0 only (half or a quarter of the
-    energy).
-    """
-    error, space = _whole(error.double()), error.shape[3:]
-    if len(space) == 1:
-        return torch.fft.rfft(error).abs().square() / space[0] ** 2
-    power, waves = _fourier(error)
-    for axis in space_axes(error):
-        power = power.narrow(axis, 0, power.shape[axis] // 2)
-    return _shells(power, [k[: len(k) // 2] for k in waves], max(1, min(space) // 2))
+    out = torch.zeros(*power.shape[:3], int(index.max()) + 1, dtype=power.dtype, device=power.device)
+    return out.index_add_(3, index, power.flatten(3))
 
 
 def energy_spectrum(u: Tensor, boundary: str) -> Tensor:
@@ -110,22 +84,3 @@ def octaves(u: Tensor, boundary: str) -> Tensor:
     spectrum = energy_spectrum(u, boundary)
     edges = [*(2**j for j in range(max(1, int(math.log2(last))))), last + 1]
     return torch.stack([spectrum[..., a:b].sum(-1) for a, b in itertools.pairwise(edges)], -1)
-
-
-def spectrum_error(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
-    """Mean |log10(E_member / E_true)| over octaves of the wave number and over members -> (n, T, C); 2 = a
-    factor of 100.
-
-    members (n, M, T, C, *space): each is compared, because small scales average out in the ensemble mean.
-    reference (n, T, C, *space), the operator's prediction: compare the residuals member - reference and u_ref
-    - reference. Energies are at least ROUNDING of the truth's, the precision of float32 fields. NaN for a
-    zero truth.
-    """
-    x, y = members.double(), u_ref.double()
-    floor = (ROUNDING * rms(y).square())[..., None]
-    if reference is not None:
-        x, y = x - reference.double()[:, None], y - reference.double()
-    member = octaves(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
-    truth = torch.maximum(octaves(y, boundary), floor)
-    error = (torch.maximum(member, floor[:, None]) / truth[:, None]).log10().abs().mean((1, 4))
-    return torch.where(floor[..., 0] > 0, error, torch.nan)

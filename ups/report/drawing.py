@@ -108,17 +108,12 @@ def lead_title(time: float) -> str:
     return f"lead {time:.3g}"
 
 
-def data_uri(image: Image.Image) -> str:
-    """A PNG as text that an HTML file can hold."""
-    out = io.BytesIO()
-    image.save(out, "png", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-
-
 def _smaller(match: re.Match) -> str:
     """An embedded RGBA image as a palette one: a colour-mapped field has at most 256 colours."""
     image = Image.open(io.BytesIO(base64.b64decode(match.group(1)))).convert("RGB")
-    return data_uri(image.quantize(256, dither=Image.Dither.NONE))
+    out = io.BytesIO()
+    image.quantize(256, dither=Image.Dither.NONE).save(out, "png", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def _restyled(tag: re.Match) -> str:

@@ -1,5 +1,4 @@
-"""Figures of forecasts, spectra and training; and animations of forecasts and members, with a button and a
-slider, which the script in report.html moves.
+"""Figures of forecasts, their errors, and training.
 
 A sample is one trajectory, a dict of numpy arrays: u_ref, u_pred (T, C, *space); times (T,), lead times since
 the last context frame; fields: names of the C channels; axes: names of the space axes in their stored order;
@@ -8,31 +7,22 @@ coordinates: one (cells,) array per axis; label, such as "median error"; paramet
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib.figure import Figure
-from PIL import Image
 
 from ups.report.drawing import (
     DASHED,
-    FIELD_MAP,
     INK,
     INPUT_MAP,
     LINE,
     LOOKS,
-    MAX_CELLS,
-    SPREAD_MAP,
-    UNSEEN,
     axis_labels,
     color,
     colour_bar,
     colours,
     compared,
-    data_uri,
     edges,
     finish,
     floats,
@@ -45,7 +35,7 @@ from ups.report.drawing import (
     styled,
     truth_and_prediction,
 )
-from ups.report.tables import label, ordered, render
+from ups.report.tables import label, ordered
 from ups.results import Entry
 
 CYCLE = [
@@ -53,8 +43,6 @@ CYCLE = [
     for name in ("operator", "base", "student_1", "corrector", "scoring", "student_2", "persistence")
 ]  # of tasks
 COLUMNS = 5  # leads shown of a 2D field
-MAX_FRAMES = 24
-NUM_MEMBERS = {1: 6, 2: 3}  # lines over each other in 1D, maps beside each other in 2D
 
 
 def field_errors(sample: dict) -> np.ndarray:
@@ -227,37 +215,6 @@ def sample_figure(sample: dict, field: int) -> Figure:
 
 
 @styled
-def spectra(entry: Entry, field: int, name: str, max_shell: int) -> Figure | None:
-    """Energy spectra of truth and models at the kept leads, up to the Nyquist shell."""
-    energy, leads = {}, []
-    for model in entry.models("spectra"):
-        found = [
-            entry.by_lead(model, f"spectrum/{field}/{wave}", "spectra") for wave in range(1, max_shell + 1)
-        ]
-        energy[model] = np.stack([floats(series["value"]) for series in found if series], 1)
-        leads = found[0]["lead"]
-    if not energy:
-        return None
-    wave = np.arange(1, energy["truth"].shape[1] + 1)
-    positive = np.concatenate(energy["truth"])[np.concatenate(energy["truth"]) > 0]
-    fig = Figure(figsize=(9.2 if len(leads) > 1 else 4.6, 2.9))
-    axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
-    for column, (ax, lead) in enumerate(zip(axes, leads, strict=True)):
-        for key, values in energy.items():
-            style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
-            ax.loglog(wave, values[column], label=label(key), **line(key, len(wave)), **style)
-        ax.set_xscale("log", base=2)  # octaves: on a small grid there is no power of ten but the first
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(xlabel="wave number (cycles per box)", title=lead_title(lead) if len(leads) > 1 else "")
-        ax.grid(axis="y")
-    if positive.size:  # float32 rounding: about 1e-14 of the largest energy
-        ax.set_ylim(max(positive.min() / 10, positive.max() * 1e-14), positive.max() * 4)
-    axes[0].set_ylabel(f"energy of {name}")
-    axes[0].legend(fontsize=8, loc="lower left")
-    return fig
-
-
-@styled
 def training(history: list[dict]) -> Figure:
     """Losses, validation scores and learning rate over the steps. history: rows of metrics.jsonl."""
     fig = Figure(figsize=(9.2, 3.8))
@@ -288,108 +245,3 @@ def training(history: list[dict]) -> Figure:
         if len(names) > 1:
             ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)
     return fig
-
-
-# ---- animations
-
-
-def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
-    """Frames (T, x, y) below one another in one palette PNG, as a data URI. Cells that are NaN in all frames
-    are grey, other values that are not finite magenta."""
-    known, masked = np.isfinite(frames), np.isnan(frames).all(0)
-    scaled = np.clip((np.where(known, frames, vmin) - vmin) / (vmax - vmin) * 253, 0, 253)
-    index = np.where(known, scaled.round(), 254 + (~masked | masked.all())).astype(np.uint8)
-    image = Image.fromarray(np.concatenate([frame.T[::-1] for frame in index]))
-    palette = (cmap(np.linspace(0, 1, 254))[:, :3] * 255).round().astype(np.uint8)
-    image.putpalette(palette.tobytes() + bytes.fromhex(UNSEEN[1:]) + bytes((255, 0, 255)))
-    return data_uri(image)
-
-
-def _player(times: np.ndarray, lines: list[list[list]], **values: Any) -> Markup:
-    """A player's HTML. lines: for each polyline its heights, frame by frame; none for maps."""
-    leads = [f"{float(time):.3g}" for time in times]
-    data = json.dumps({"times": leads, "lines": lines}, separators=(",", ":"))
-    return render("player.html", times=leads, lines=lines, data=data, **values)
-
-
-def _lines(
-    times: np.ndarray, sample: dict, field: int, ref: np.ndarray, others: list[tuple[str, np.ndarray]]
-) -> Markup:
-    """Lines (T, x) over x at heights from 0 to 999: others, as (class, values), below the truth."""
-    low, high = (colours(FIELD_MAP, ref)[end] for end in ("vmin", "vmax"))
-    margin = 0.1 * (high - low)
-    drawn = [*others, ("truth", ref)]
-    scaled = [np.clip((u - low + margin) / (high - low + 2 * margin) * 999, -99, 1099) for _, u in drawn]
-    rows = [[[round(v) if np.isfinite(v) else None for v in row] for row in u.tolist()] for u in scaled]
-    return _player(
-        times,
-        rows,
-        num_cells=ref.shape[1],
-        name=sample["fields"][field],
-        across=axis_labels(sample)[0],
-        kinds=[kind for kind, _ in drawn],
-        legend=list(dict.fromkeys(["truth", *dict(others)])),
-        range=f"{low - margin:.3g} to {high + margin:.3g}",
-    )
-
-
-def _fields(times: np.ndarray, *rows: list[tuple[str, np.ndarray, dict]]) -> Markup:
-    """Maps (T, x, y) side by side in rows: (title, values, colours)."""
-    some = (..., *[slice(None, None, -(-max(rows[0][0][1].shape[1:]) // (MAX_CELLS // 2)))] * 2)
-    return _player(
-        times,
-        [],
-        rows=[
-            [
-                {
-                    "title": title,
-                    "size": u[some].shape[1:],
-                    "image": sprite(u[some], **scale),
-                    "range": f"{scale['vmin']:.3g} to {scale['vmax']:.3g}",
-                }
-                for title, u, scale in panels
-            ]
-            for panels in rows
-        ],
-    )
-
-
-def player(sample: dict, field: int) -> Markup:
-    """HTML: truth and prediction of one field; in 2D also the error."""
-    frames = pick_leads(len(sample["times"]), MAX_FRAMES)
-    ref, pred = (plotted(sample, sample[key], field)[frames] for key in ("u_ref", "u_pred"))
-    times = np.asarray(sample["times"])[frames]
-    if ref.ndim == 2:
-        return _lines(times, sample, field, ref, [("prediction", pred)])
-    return _fields(times, compared(ref, pred))
-
-
-def members_player(sample: dict, model: str, field: int) -> Markup:
-    """HTML: truth and the first members of a model's ensemble, beside exact draws if there are any; in 2D
-    also the spread of all members."""
-    frames = pick_leads(len(sample["times"]), MAX_FRAMES)
-    ref = plotted(sample, sample["u_ref"], field)[frames]
-    names = {model: "member"} | ({"exact": "exact draw"} if "exact" in sample["members"] else {})
-    ensembles = {
-        title: plotted(sample, sample["members"][name], field)[:, frames] for name, title in names.items()
-    }
-    times, num = np.asarray(sample["times"])[frames], NUM_MEMBERS[ref.ndim - 1]
-    if ref.ndim == 2:
-        return _lines(
-            times, sample, field, ref, [(title, u) for title, x in ensembles.items() for u in x[:num]]
-        )
-    scale = colours(FIELD_MAP, ref, *(x[:num] for x in ensembles.values()))
-    spreads = {title: x.std(0, ddof=1) for title, x in ensembles.items() if len(x) > 1}
-    rows = [
-        [
-            ("truth", ref, scale),
-            *((f"{title} {i + 1}", u, scale) for i, u in enumerate(x[:num])),
-            *(
-                [("spread", spreads[title], colours(SPREAD_MAP, *spreads.values()))]
-                if title in spreads
-                else []
-            ),
-        ]
-        for title, x in ensembles.items()
-    ]
-    return _fields(times, *rows)

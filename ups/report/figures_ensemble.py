@@ -25,7 +25,6 @@ from ups.report.drawing import (
     finish,
     floats,
     lead_title,
-    line,
     maps,
     pick_leads,
     plotted,
@@ -52,7 +51,6 @@ NUM_LINES = 8  # members drawn as lines
 LEADS = 3
 LEAD_PANELS = (
     ("CRPS", "crps", "log"),
-    ("nRMSE of the ensemble mean", "nrmse_mean", "log"),
     ("spread / error of the mean", "ssr", "linear"),
     ("CRPS over that of exact draws", "crps_over_exact", "linear"),
 )
@@ -169,9 +167,12 @@ def members_2d(sample: dict, model: str, field: int) -> Figure:
     )
 
 
-def steady_cases(sample: dict, field: int) -> Figure:
-    """Steady prior: for each case (rows) the observed part of the coefficient, and truth and ensemble of the
-    solution."""
+@styled
+def steady_cases(sample: dict, field: int) -> Figure | None:
+    """Steady prior in 2D: for each case (rows) the observed part of the coefficient, truth, mean, one member,
+    spread and error of the mean of the solution. None in 1D."""
+    if len(sample["axes"]) == 1:
+        return None
     drawn = {
         case: [
             plotted(sample, u, at)
@@ -179,40 +180,6 @@ def steady_cases(sample: dict, field: int) -> Figure:
         ]
         for case, entry in sample["cases"].items()
     }
-    return (_case_lines if len(sample["axes"]) == 1 else _case_maps)(sample, drawn, field)
-
-
-@styled
-def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
-    """1D: the observed coefficient; truth, members and mean of the solution; spread and error of the mean."""
-    x, name = plotted(sample, sample["coordinates"], 0), sample["fields"][field]
-    fig = Figure(figsize=(9.2, 0.7 + 1.7 * len(drawn)))
-    axes = fig.subplots(len(drawn), 3, sharex=True, sharey="col", squeeze=False)
-    for row, (case, (observed, ref, members)) in zip(axes, drawn.items(), strict=True):
-        mean, is_first = members.mean(0), row[0] is axes[0, 0]
-        row[0].plot(x, observed, color=INK, linestyle="", marker=".", markersize=3)
-        lines = row[1].plot(x, members[:NUM_LINES].T, color=color("corrector"), linewidth=0.5, alpha=0.75)
-        lines[0].set_label("members")
-        row[1].plot(x, mean, color=color("corrector"), linestyle=DASHED, label="mean")
-        row[1].plot(x, ref, color=INK, linewidth=1.4, label="truth")
-        if len(members) > 1:
-            row[2].plot(x, members.std(0, ddof=1), color=color("corrector"), label="spread")
-        row[2].plot(x, np.abs(mean - ref), color=INK, linestyle=DASHED, label="error of mean")
-        for ax, title in zip(row, ("observed coefficient", name, "spread and error of mean"), strict=True):
-            finish(
-                ax,
-                title=title if is_first else "",
-                xlabel=axis_labels(sample)[0] if row[0] is axes[-1, 0] else "",
-            )
-        row[0].set_ylabel(case_name(case))
-    pairs = [pair for ax in axes[0, 1:] for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
-    fig.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs))
-    return fig
-
-
-@styled
-def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
-    """2D: observed coefficient, truth, mean, one member, spread, error of the mean."""
     observed_scale = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
     scale = colours(FIELD_MAP, *[u for _, ref, members in drawn.values() for u in (ref, members[0])])
     return _barred(
@@ -257,38 +224,6 @@ def rank_histograms(entry: Entry) -> Figure | None:
     axes[0].set_ylim(0, min(6.0, axes[0].get_ylim()[1]))
     fig.supxlabel("rank of the truth among the members", fontsize=9)
     fig.supylabel("frequency / flat", fontsize=9)
-    return fig
-
-
-@styled
-def reliability(entry: Entry) -> Figure | None:
-    """Error of the mean against predicted spread, in bins of equally many points, on logarithmic axes; on the
-    diagonal if calibrated."""
-    kept = {
-        model: [
-            floats(entry.listed(model, f"spread_skill_bins/{axis}")["value"]) for axis in ("spread", "rmse")
-        ]
-        for model in ordered(entry.models())
-        if len(entry.listed(model, "spread_skill_bins/spread").get("value", ())) > 1
-    }
-    if not kept:
-        return None
-    fig = Figure(figsize=(6.6, 3.5))
-    ax = fig.subplots()
-    for model, (spread, rmse) in kept.items():
-        slope = entry.number(model, "spread_skill_bins/slope")
-        text = label(model) + ("" if slope is None else f" (slope {slope:.2f})")
-        ax.loglog(spread, rmse, linewidth=1.2, label=text, **line(model, len(spread)))
-    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())  # fixed before the diagonal is added
-    ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
-    ax.set(
-        aspect="equal",
-        anchor="W",
-        xlabel="predicted spread / RMS of the truth",
-        ylabel="error of the mean / RMS",
-    )
-    ax.grid()
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig
 
 

@@ -148,7 +148,6 @@ def _forecasts(results: Results) -> Scores:
     facts = {name: task.facts for name, task in tasks.items()}
     notes = [f"{name}: {in_words(of['selection'])}" for name, of in facts.items() if of.get("selection")]
     notes += [f"{name}{words}" for name, of in facts.items() if (words := horizon_of(of))]
-    notes += [f"{name}: {of['break_even']['words']}" for name, of in facts.items() if "break_even" in of]
     notes += [f"{name}: {noise_in_words(tasks[name])}" for name, of in facts.items() if "noise" in of]
     notes += [f"{name}: {line}" for name, of in facts.items() for line in of.get("found", [])]
     return {"head": head, "rows": rows, "notes": notes}

@@ -18,7 +18,6 @@ from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.common.text import file_stem, number
 from ups.evaluation.claims import worst
-from ups.evaluation.gates import horizon_of
 from ups.generative.validation import validated_samplers
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
@@ -36,7 +35,7 @@ OVER_EXACT = Metric("crps_over_exact", "CRPS over exact", "over the CRPS of exac
 ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, *COSTS) if metric.label]]
 STEADY_ROWS = [  # the first two if the exact posterior is known
     Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
-    Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
+    Metric("log_trace", "variance over exact", "variance of log u over that of the exact one", best=1.0),
     *ENSEMBLE_ROWS,
 ]
 CLIMATE = {  # family of figures (ups/metrics/climate.py): its figure in words
@@ -125,7 +124,7 @@ def _steady_table(entry: Entry) -> dict[str, Any]:
 
 
 def task_section(entry: Entry, samples: list[dict], folder: Path) -> Markup:
-    """Facts, rollouts of the samples, error over lead time, spectra and metrics of one task. Its figures are
+    """Facts, rollouts of the samples, error over lead time and metrics of one task. Its figures are
     also written as PNG files to `folder`."""
 
     def draw(figure: Figure | None, caption: str, file: str) -> Markup:
@@ -133,8 +132,6 @@ def task_section(entry: Entry, samples: list[dict], folder: Path) -> Markup:
 
     task = entry.facts
     is_rollout = len(task["times"]) > 1
-    by_field = entry.listed("operator", "nrmse_by_field") or {"value": [0]}
-    field = int(np.argmax(drawing.floats(by_field["value"])))
     lead = in_unit("lead time", task.get("units", {}).get("time"))
     return render(
         "task.html",
@@ -143,24 +140,19 @@ def task_section(entry: Entry, samples: list[dict], folder: Path) -> Markup:
         facts=list(_facts(entry)),
         figure=draw,
         is_rollout=is_rollout,
-        samples=[_shown_sample(sample, rank, is_rollout) for rank, sample in enumerate(samples)],
+        samples=[_shown_sample(sample, rank) for rank, sample in enumerate(samples)],
         growth=figures.by_lead(entry, GROWTH, entry.models(), lead) if is_rollout else None,
-        spectrum_of=task["fields"][field],
-        spectra=figures.spectra(entry, field, task["fields"][field], min(task["grid"]) // 2),
         **_model_table(entry, ROWS),
     )
 
 
-def _shown_sample(sample: dict, rank: int, is_rollout: bool) -> dict[str, Any]:
-    """A trajectory with the figures of its worst fields: two of the first trajectory, one of the others. The
-    first rollout also has a player."""
+def _shown_sample(sample: dict, rank: int) -> dict[str, Any]:
+    """A trajectory with the figures of its worst fields: two of the first trajectory, one of the others."""
     errors = figures.field_errors(sample)
     worst, *others = np.argsort(-np.nan_to_num(errors, nan=-1.0, posinf=np.inf))  # undefined last
     return {
         "label": sample["label"],
         "parameter": sample.get("parameter"),
-        "worst": sample["fields"][worst],
-        "player": figures.player(sample, int(worst)) if rank == 0 and is_rollout else "",
         "fields": [
             {
                 "name": sample["fields"][field],
@@ -228,38 +220,15 @@ def trust_section(tasks: dict[str, Entry]) -> Markup:
     )
 
 
-def break_even_section(tasks: dict[str, Entry]) -> Markup:
-    """N* of every task (ups/evaluation/break_even.py), and the costs that it follows from."""
-    head = ["horizon", "N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast"]
-    head += ["operator's nRMSE", "solver, s per forecast", "solver's nRMSE", "solver's cells"]
-    rows, reasons = [], []
-    for name, entry in tasks.items():
-        facts, number_of = entry.facts["break_even"], partial(entry.number, "", case="break-even")
-        found = [horizon_of(entry.facts) or None, facts["n_star"]]
-        if cells := entry.listed("", "solver/grid", "break-even"):
-            found += [number_of(f"budget_s/{part}") for part in ("data", "base", "training")]
-            for model in ("operator", "solver"):
-                found += [number_of(f"{model}/{part}") for part in ("seconds", "error")]
-            found.append(" × ".join(map(str, cells["value"])))
-        else:
-            reasons.append(f"{name}: {facts['words']}")
-        rows.append(Row(name, found + [None] * (len(head) - len(found))))
-    return render("break_even.html", head=["task", *head], rows=rows, reasons=reasons)
-
-
 def ensemble_section(entry: Entry, sample: dict) -> Markup:
     """Words, scores, paired ratios, members of one trajectory and calibration of an ensemble forecast."""
     name = entry.name
     featured = partial(figures_ensemble.featured, sample.get("members", {}))
-    maps, players, case = [], {}, ""
+    maps, case = [], ""
     if sample.get("members"):
         field = figures_ensemble.field_to_show(sample)
         case = f"{sample['fields'][field]} of {name}, trajectory with {sample['label']}"
         maps = list(_member_maps(sample, field, featured(2)))
-        players = {
-            model: figures.members_player(sample, model, field)
-            for model in featured(len(sample["times"]) > 1)
-        }
     return render(
         "ensemble.html",
         name=name,
@@ -268,14 +237,12 @@ def ensemble_section(entry: Entry, sample: dict) -> Markup:
         figure=drawing.to_html,
         case=case,
         maps=maps,
-        players=players,
         comparisons=_comparison_table(entry),
         climate=_climate_table(entry),
         by_lead=figures.by_lead(
             entry, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(entry.models(), 2)
         ),
         rank_histograms=figures_ensemble.rank_histograms(entry),
-        reliability=figures_ensemble.reliability(entry),
         **_model_table(entry, ENSEMBLE_ROWS, is_marked=True),
     )
 

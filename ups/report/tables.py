@@ -20,13 +20,6 @@ COSTS = (
         best=None,
     ),
     Metric(
-        "networks_per_state",
-        "networks per state",
-        "calls of all networks per predicted state and member: the one that draws, the operator, and "
-        "the Gaussian of mean and scale, by its fraction of the weights",
-        best=None,
-    ),
-    Metric(
         "operations_per_state",
         "operations per state",
         "floating-point operations of matrix products and convolutions per predicted state and member",
