@@ -173,7 +173,7 @@ sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and c
 bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table
 	PYTHON=$(PY) bash bench/gpu_check.sh $(ARGS)
 
-dry-run: $(ENVIRONMENT)       ## Print what every script would do, and the disk it needs; writes nothing
+dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing
 	@stages=$$($(PY) -m ups.commands.stages stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \
 	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $(HERE)$${script}.py --dry-run $(FLAGS); done
 

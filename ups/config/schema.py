@@ -197,6 +197,19 @@ class DdpConfig:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """Rows that pass a network per row of a batch, for a dry run's estimate.
+
+    trained: forward and backward; evaluated: forward only; steps_before: gradient steps per task before the
+    loop.
+    """
+
+    trained: float
+    evaluated: float = 0.0
+    steps_before: int = 0
+
+
+@dataclass(frozen=True)
 class NetworkConfig:
     init: str
     model: ModelConfig
@@ -210,12 +223,18 @@ class OperatorConfig(NetworkConfig):
     unroll_steps: Annotated[int, Positive]
     unroll_fraction: Annotated[float, Share]
 
+    def passes(self, sampler_steps: int) -> Passes:
+        return Passes(1 + self.unroll_fraction * (self.unroll_steps - 1))
+
 
 @dataclass(frozen=True)
 class SteadyConfig(NetworkConfig):
     noises: Annotated[int, Positive]
     scale_steps: Annotated[int, Positive]
     sampler_steps: Annotated[int, Positive]
+
+    def passes(self, sampler_steps: int) -> Passes:
+        return Passes(self.noises, 1, self.scale_steps)
 
 
 @dataclass(frozen=True)
@@ -235,7 +254,8 @@ class ScoredConfig:
 
 @dataclass(frozen=True)
 class ScoringConfig(ScoredConfig):
-    """A network trained by the scores of its samples."""
+    def passes(self, sampler_steps: int) -> Passes:
+        return Passes(self.members, 1)
 
 
 @dataclass(frozen=True)
@@ -246,6 +266,10 @@ class ConsistencyConfig(ScoredConfig):
     ]
     mid_angle: Annotated[float, Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")]
     tune_fraction: Annotated[float, Share]
+
+    def passes(self, sampler_steps: int) -> Passes:
+        """A solved batch takes two evaluations per sampler step and serves four steps."""
+        return Passes(1 + self.tune_fraction * self.members, 2 * sampler_steps / 4)
 
 
 @dataclass(frozen=True)

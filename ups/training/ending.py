@@ -74,23 +74,14 @@ def main_guard() -> Iterator[None]:
         yield
     except SystemExit as error:
         code, is_agreed = _handle_exit(error)
-        _forget(error)
     except BaseException as error:
         code, is_agreed = _report_failure(error), getattr(error, "is_agreed", False)
-        _forget(error)
     if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
         message = "main ended although the stage is not finished; expected run.finish(...) at its end."
         code, is_agreed = _report_failure(RuntimeError(message)), False
     _release(code, is_agreed)
     if code:
         sys.exit(code)
-
-
-def _forget(error: BaseException | None) -> None:
-    """Release what the frames of an error hold: the model goes before the process group."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _release(code: int, is_agreed: bool) -> None:

@@ -1,8 +1,10 @@
 """What a start depends on: whether the launch fits the settings, and what must be the same on all ranks."""
 
+import contextlib
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -101,11 +103,17 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
 def output_of(*command: str) -> str:
     """What a program prints; "unknown" if it is missing, fails or takes longer than FACT_S: what it would say
     only describes a run, and must not end it."""
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=FACT_S)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", **quiet)
+        try:
+            text, _ = process.communicate(timeout=FACT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
     except (OSError, subprocess.TimeoutExpired):
         return UNKNOWN
-    return UNKNOWN if done.returncode else done.stdout.decode(errors="replace").strip()
+    return text.strip() if process.returncode == 0 else UNKNOWN
 
 
 def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
