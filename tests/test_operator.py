@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,7 @@ from toy_codec import fit_codec
 import train_operator
 import ups.training.run
 from ups.common.device import precision_in_words
-from ups.common.place import ROOT
+from ups.common.place import ROOT, make_target
 from ups.config.load import load_config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer

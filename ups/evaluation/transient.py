@@ -43,6 +43,14 @@ def starts_and_frames(truth: Truth, settings: EvaluateConfig) -> tuple[Tensor, i
     return rows, min(settings.ensemble_frames, truth.num_frames, truth.cache.num_frames - truth.context)
 
 
+def num_samples(settings: EvaluateConfig) -> float:
+    """Samples of the corrector here."""
+    starts = min(FEW_STARTS, settings.ensemble_trajectories)
+    states = settings.members * starts + LONG * LONG_FEW
+    windows = num_step_samples(num_windows(settings), settings.members)
+    return settings.ensemble_frames * states + windows
+
+
 def assess_transient(
     ensembles: Ensembles, settings: EvaluateConfig, serves: str = ""
 ) -> tuple[Entry, dict[str, Any]]:
