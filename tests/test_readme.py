@@ -102,10 +102,6 @@ IN_PLACE = {  # command -> what runs in its place, and why
     "python -m ups train configs/smoke.yaml RUN=mine run.seed=1 operator.train.steps=500": (
         'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
     ),
-    # test_sweep.py runs it, with one seed
-    'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
-        'make -n sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator'
-    ),
     # the report of weights from elsewhere is that of my_model
     "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained": (
         "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained --dry-run"
