@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, Velocity, diffusion_loss, sample, sample_angles
 from ups.generative.student import MID_EVERY, Solved, endpoint_loss, mid_step, sample_student, solve_path
 from ups.metrics.intervals import Resamples, as_interval, bootstrap
 from ups.metrics.proper import energy_distance, fair_crps
@@ -109,23 +109,6 @@ def midpoint_factor(std: float, num_steps: int, start: float = PURE_NOISE) -> fl
         1 - step * g(start - (i + 0.5) * step) * (1 - step / 2 * g(start - i * step))
         for i in range(num_steps)
     )
-
-
-def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
-    """Karras et al. 2022, equation 5: num_steps levels from high to low, then 0."""
-    ends = high ** (1 / rho), low ** (1 / rho)
-    return [(ends[0] + i / (num_steps - 1) * (ends[1] - ends[0])) ** rho for i in range(num_steps)] + [0.0]
-
-
-def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
-    """Euler's rule in sigma = tan(angle): what a careless sampler does to the spread."""
-    levels = sigma_levels(num_steps)
-    x = levels[0] * noise
-    with torch.no_grad():
-        for a, b in zip(levels, levels[1:], strict=False):
-            angle = torch.full((len(x),), math.atan(a), dtype=x.dtype)
-            x = x + (b - a) / a * (x - denoise(velocity, x / math.sqrt(1 + a**2), angle))
-    return x
 
 
 @dataclass
@@ -681,46 +664,3 @@ def crps(members: Tensor, truth: Tensor) -> float:
     return sum(
         float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)
     ) / len(truth)
-
-
-# ---- controls and rivals
-
-
-class PerDimension(nn.Module):
-    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks
-    of it."""
-
-    def __init__(self, problem: Bimodal, draws: Generator):
-        super().__init__()
-        self.dim = problem.dim
-        self.net = Net(1, problem.num_conditions + problem.dim, draws, width=64)
-
-    def given(self, c: Tensor) -> Velocity:
-        def evaluate(x: Tensor, angle: Tensor) -> Tensor:
-            rows = torch.eye(self.dim).repeat(len(x), 1)
-            conditions = torch.cat([c.expand(len(x), -1).repeat_interleave(self.dim, 0), rows], 1)
-            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(
-                len(x), self.dim
-            )
-
-        return evaluate
-
-
-def learn_ensemble(
-    model: Model,
-    net: nn.Module,
-    name: str,
-    num_steps: int,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    batch: int = 256,
-    members: int = 4,
-) -> None:
-    """Train a one-step generator without a teacher: loss_of(members (batch, M, 8), truth (batch, 8))."""
-
-    def loss(draws: Generator) -> Tensor:
-        c, r = model.draw(batch, draws)
-        noise = normal(batch * members, r.shape[1], draws=draws)
-        drawn = sample_student(net.given(c.repeat_interleave(members, 0)), noise)
-        return loss_of(drawn.unflatten(0, (batch, members)), r)
-
-    model.log[name] = train(net, loss, num_steps, stream(model.key, name))

@@ -6,15 +6,13 @@ checks of tests/known_answers.py, and each negative control fails the criterion 
 """
 
 import math
-from functools import partial
 
 import known_answers as known
 import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
-from ups.generative.student import ALPHA, endpoint_loss
+from ups.generative.diffusion import PURE_NOISE, denoise, diffuse, sample, sample_angles
 from ups.metrics.calibration import spread_skill
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import member_noise, rollout
@@ -60,28 +58,6 @@ def line():
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 500)
 
 
-def test_the_trained_denoiser_is_the_gaussians(line):
-    """E[r | x] = m + s^2 cos (x - m cos) / (s^2 cos^2 + sin^2), which is (s^2 x + sigma^2 m) / (s^2 +
-    sigma^2) in sigma."""
-    model, _ = line
-    problem, draws = model.problem, stream("T2")
-    c, r = model.draw(2**14, draws)
-    angle = sample_angles(len(r), draws)
-    x = diffuse(r, normal(*r.shape, draws=draws), angle)
-    with torch.no_grad():
-        got = denoise(model.teacher.given(c), x, angle)
-    sigma = angle.double().tan()[:, None]
-    x_sigma = x.double() / angle.double().cos()[:, None]
-    exact = (problem.std**2 * x_sigma + sigma**2 * problem.mean) / (problem.std**2 + sigma**2)
-    torch.testing.assert_close(
-        denoise(known.gaussian_velocity(problem.mean, problem.std), x.double(), angle.double()),
-        exact,
-        rtol=1e-5,
-        atol=1e-6,
-    )
-    assert not known.check_map(got, exact, problem.std, 0.05, "rms")
-
-
 def starts_of(model, *keys, angle=None):
     """(c, x, angle): pure noise and the second angle, as the student meets them; or angles of one's own."""
     draws = stream(*keys)
@@ -95,29 +71,6 @@ def angles_of_training(*keys):
     angle = sample_angles(4096, stream(*keys))
     angle[::2] = PURE_NOISE
     return angle
-
-
-def test_teacher_and_student_follow_the_gaussian_flow(line):
-    """The ODE's end is m + s (x - m) / sqrt(s^2 + sigma^2) in sigma, and m + s x from pure noise."""
-    model, student = line
-    mean, std = model.problem.mean, model.problem.std
-
-    def end_of(x, angle):
-        cos, sin = angle.double().cos()[:, None], angle.double().sin()[:, None]
-        return mean + std * (x.double() - mean * cos) / (std**2 * cos**2 + sin**2).sqrt()
-
-    c, x, angle = starts_of(model, "T3", angle=angles_of_training("T3", "angle"))
-    velocity, exact = known.gaussian_velocity(mean, std), end_of(x, angle)
-    torch.testing.assert_close(
-        sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std
-    )
-    assert not known.check_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
-    c, x, angle = starts_of(model, "T3", "student")
-    exact = end_of(x, angle)
-    with torch.no_grad():
-        assert not known.check_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
-        # undistilled
-        assert known.check_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")
 
 
 @pytest.fixture(scope="module")
@@ -175,24 +128,6 @@ def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
 
 
 @pytest.mark.faults
-def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gaussian):
-    model, _ = gaussian
-    c = model.problem.conditions(NUM, stream("dressing"))
-    r = model.problem.residuals(c, stream("dressing", "r"))
-    covariance = torch.cov((r - model.problem.mean(c)).T)  # even with the right mean and correlation
-    for i, c in enumerate(model.problem.places()):
-        dressed = (
-            model.problem.mean(c[None])
-            + model.noise(NUM, "dressing", i) @ torch.linalg.cholesky(covariance).T
-        )
-        assert "std" in names(known.check_gaussian(model.problem, c, dressed)), i
-        white = model.problem.mean(c[None]) + model.problem.std(c[None]) * model.noise(NUM, "white", i)
-        assert {"lowest eigenvalue ratio", "highest eigenvalue ratio"} <= names(
-            known.check_gaussian(model.problem, c, white)
-        ), i
-
-
-@pytest.mark.faults
 def test_deterministic_conditions_get_neither_spread_nor_error():
     problem = known.Gaussian.draw(stream("quiet"), quiet_share=0.3)
     # of 1190413515, 400 steps of the scale leave a mean that is wrong by 0.05 before the teacher begins
@@ -208,14 +143,6 @@ def test_deterministic_conditions_get_neither_spread_nor_error():
         assert not known.check_quiet(model.problem, c, r, std), name
     noisy = model.problem.mean(c) + std * noise
     assert {"quiet spread", "quiet error"} <= names(known.check_quiet(model.problem, c, noisy, std))
-
-
-@pytest.mark.faults
-def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
-    model, _ = gaussian
-    for i, c in enumerate(model.problem.places()):
-        r = model.restored(c, known.sample_euler(model.teacher.given(c), model.noise(NUM, "N7", i), 4))
-        assert "std" in names(known.check_gaussian(model.problem, c, r)), i
 
 
 # ---- T6, T8: two modes in eight dimensions
@@ -289,18 +216,6 @@ def test_the_student_is_its_teachers_map(bimodal, teacher_draws, exact_draws):
     assert not known.check_pairing(r[:, :2048], exact_draws)
 
 
-def test_samples_are_a_function_of_the_noise(bimodal):
-    model, student = bimodal
-    c, noise = model.problem.places()[1], model.noise(64, "T8")
-    for draw in (lambda z: model.from_student(student, c, z), lambda z: model.from_teacher(c, z)):
-        # the same seed, the same sample
-        torch.testing.assert_close(draw(noise), draw(noise.clone()), rtol=0, atol=0)
-        frozen = draw(noise[:1].expand(64, -1))
-        torch.testing.assert_close(frozen, frozen[:1].expand(64, -1), rtol=0, atol=1e-5)
-        # another seed, another
-        assert (draw(noise) - draw(model.noise(64, "T8", "other"))).square().mean() > 0.1
-
-
 def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):  # N1
     model, _ = bimodal
     mean = torch.stack([(model.problem.offset * c).expand(NUM, 8) for c in model.problem.places()])
@@ -337,22 +252,6 @@ def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, te
     assert {"pair error", "use of noise"} <= names(known.check_pairing(fake[:, :2048], exact_draws))
 
 
-@pytest.mark.faults
-def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teachers(
-    bimodal, truths, teacher_draws
-):  # N4
-    model, _ = bimodal
-    fake = known.PerDimension(model.problem, stream("N4"))
-    known.learn_ensemble(model, fake, "N4", 600, partial(fair_crps, alpha=ALPHA))
-    drawn = from_student(model, fake, teacher_draws[0])
-    for failures in failures_of(model, drawn, truths):
-        assert {"coherence", "energy distance"} <= names(failures)
-    scores = [
-        sum(known.crps(r[i, :1024], truths[i][:1024]) for i in range(2)) for r in (drawn, teacher_draws[1])
-    ]
-    assert scores[0] < 1.05 * scores[1], scores  # margins are all that CRPS sees
-
-
 def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N5
     model, student = bimodal
     fake = from_student(model, student, teacher_draws[0][:, :1].expand(-1, NUM, -1))
@@ -361,20 +260,6 @@ def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, e
     assert {"pair error", "pair correlation", "use of noise"} <= names(
         known.check_pairing(fake[:, :2048], exact_draws)
     )
-
-
-@pytest.mark.faults
-def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N6
-    model, _ = bimodal
-    pool = known.build_pool(model, 2**14, "N6")
-    # a flat valley between the modes: slowly
-    student = known.distill(model, pool, "N6", 500, target="r", lr=1e-3)
-    fake = from_student(model, student, teacher_draws[0])
-    for failures in failures_of(model, fake, truths):
-        assert "energy distance" in names(failures)
-    # what it learns of the condition correlates with the teacher's draws by itself: of some seeds enough for
-    # that criterion
-    assert {"pair error", "use of noise"} <= names(known.check_pairing(fake[:, :2048], exact_draws))
 
 
 # ---- T9: a linear stochastic equation, rolled out
@@ -500,29 +385,3 @@ def test_shuffled_conditions_lose_the_gain(gaussian):
     for draw in (model.from_teacher, lambda c, z: model.from_student(student, c, z)):
         ours, lost = (score(draw(at.repeat_interleave(8, 0), noise)) for at in (c, shuffled))
         assert ours < dressing and lost - ours > 0.2 * (dressing - ours), (ours, lost, dressing)
-
-
-def test_every_weight_learns_and_the_student_is_no_copy(bimodal):
-    model, student = bimodal
-    for (name, before), taught, after in zip(
-        model.untrained.named_parameters(), model.teacher.parameters(), student.parameters(), strict=True
-    ):
-        assert not torch.equal(before, taught) and not torch.equal(taught, after), name
-        assert torch.isfinite(taught).all() and torch.isfinite(after).all(), name
-    # F cannot be known exactly: x is noisy
-    assert model.log["teacher"]["last"] < 0.8 * model.log["teacher"]["first"]
-    assert model.log["student"]["last"] < 0.5 * model.log["student"]["first"]
-
-
-def test_both_losses_reach_every_weight_with_finite_gradients(bimodal):
-    model, _ = bimodal
-    draws = stream("gradient")
-    c, r = model.draw(64, draws)
-    noise, angle = normal(*r.shape, draws=draws), angles_of_training("gradient", "angle")[:64]
-    x = diffuse(r, noise, angle)
-    y = sample(model.teacher.given(c), x, STEPS, angle)
-    velocity = model.teacher.given(c)
-    for loss in (diffusion_loss(velocity, r, noise, angle), endpoint_loss(velocity, x, angle, y)):
-        assert loss.shape == (64,)
-        for gradient in torch.autograd.grad(loss.mean(), list(model.teacher.parameters())):
-            assert torch.isfinite(gradient).all() and gradient.abs().sum() > 0
