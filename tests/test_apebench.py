@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import types
 
 import numpy as np
@@ -97,18 +96,6 @@ def ready(tmp_path, monkeypatch):
     return types.SimpleNamespace(calls=calls, u=u, results=tmp_path / "results")
 
 
-def test_networks_are_trained_once_and_their_task_and_steps_are_asked_for(ready):
-    argv = ["--scenario", "kdv", "--column", "Res;26;8;relu", "correct Res;26;8;relu", "--own-steps"]
-    apebench.main(argv)
-    asked = [(request["task"], request["steps"]) for command, request in ready.calls if command == "train"]
-    assert asked == [("predict", 0), ("predict", 10_000), *[("correct;sequential", n) for n in (0, 10_000)]]
-    record = json.loads((ready.results / "kdv.json").read_text())
-    assert [entry["row"]["error"] for entry in record["entries"]] == pytest.approx([0.01] * 4, rel=1e-4)
-    assert record["entries"][0]["environment"]["command"][2] == "bench.apebench"
-    apebench.main(argv)
-    assert len(ready.calls) == 5  # data and four trainings
-
-
 def test_another_metric_is_refused(ready, monkeypatch):
     right = apebench.mean_nrmse
     monkeypatch.setattr(apebench, "mean_nrmse", lambda *given: right(*given) + 0.01)
@@ -154,10 +141,3 @@ def test_another_scheme_than_apebenchs_is_refused(ready):
         ValueError, match="a step of burgers by bench/apebench_coarse.py is .* expected less than"
     ):
         apebench.check_solver("burgers", ready.u)
-
-
-def test_errors_of_use_say_what_to_do(tmp_path):
-    with pytest.raises(ValueError, match="--column has 'all'; expected some of 'full'"):
-        apebench.main(["--scenario", "kdv", "--column", "all"])
-    with pytest.raises(ValueError, match="cannot import apebench.*Leave --python out"):
-        apebench.environment(sys.executable)

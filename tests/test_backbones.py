@@ -244,11 +244,3 @@ def test_a_plain_block_is_that_of_the_formula():
     a = 0.2 * h + 0.5
     expected = mixed + 0.1 * a * torch.sigmoid(a) * torch.tanh(0.3 * h - 0.5)
     torch.testing.assert_close(block(x, torch.zeros(2, 1)), expected)
-
-
-def test_a_plain_network_grows_in_proportion_to_large_fields():
-    """Twice the field gives about twice the answer: no norm hides its size, and no product squares it."""
-    backbone, condition = trained("plain", (PERIODIC,)), noise(1, WIDTH, seed=1)
-    large = 1e4 * noise(1, 12, WIDTH)
-    once, twice = backbone(large, condition, PERIODIC), backbone(2 * large, condition, PERIODIC)
-    assert 1.9 < float((twice.norm() / once.norm()).detach()) < 2.1

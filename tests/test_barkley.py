@@ -59,19 +59,6 @@ def test_a_front_has_the_speed_of_its_closed_form():
     assert 0.75 < speed(DX, has_recovery=True) / exact < 0.85
 
 
-def test_mirrored_exchanged_and_shifted_starts_give_such_waves():
-    place = torch.tensor([[5.3, 14.1]], dtype=torch.float64)
-    state = kicked(later(kicked(rest()), 1.0), place)
-    plain = later(state, 1.0)
-    torch.testing.assert_close(later(state.flip(2), 1.0), plain.flip(2))
-    torch.testing.assert_close(later(state.mT, 1.0), plain.mT)
-    torch.testing.assert_close(later(state.roll((3, -5), (2, 3)), 1.0), plain.roll((3, -5), (2, 3)))
-    torch.testing.assert_close(barkley.bumps(place.flip(1), N), barkley.bumps(place, N).mT)
-    torch.testing.assert_close(
-        barkley.bumps(place + torch.tensor([3 * DX, 21.0]), N), barkley.bumps(place, N).roll((3, 30), (1, 2))
-    )
-
-
 def test_time_steps_are_of_fourth_order_and_small_enough():
     finest = later(kicked(rest()), 2.0, factor=1 / 16)
     errors = [float((later(kicked(rest()), 2.0, factor=f) - finest).norm()) for f in (1.0, 0.5, 0.25)]

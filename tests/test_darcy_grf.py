@@ -11,7 +11,6 @@ import torch
 from known_answers import posterior
 from torch import Tensor
 
-from ups.data.download import published_file
 from ups_solvers import SOLVERS, darcy, darcy_grf
 from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
 
@@ -92,17 +91,6 @@ def test_samples_have_that_covariance_and_the_mean_zero() -> None:
     assert largest_deviation(1.1 * g, torch.zeros(8, 8), covariance(8)) > 7  # a tenth more would be seen
 
 
-def test_a_finer_grid_adds_modes_to_those_of_a_coarse_one() -> None:
-    low = []
-    for n in (16, 32):
-        basis = darcy_grf._basis(n)
-        g_hat = basis @ darcy_grf.sample_log_coefficient(2, 7, n) @ basis.T / n**2
-        low.append((g_hat / darcy_grf.eigenvalues(n).sqrt())[:16, :16])
-    torch.testing.assert_close(low[0], low[1], rtol=0, atol=1e-10)
-    scale = darcy_grf.eigenvalues(16)[0, 0] / darcy_grf.eigenvalues(256)[0, 0]
-    assert 0 < float(scale.sqrt()) - 1 < 1e-3
-
-
 # --------------------------------------------------------------------------------------------------- the task
 
 
@@ -116,15 +104,6 @@ def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
     )
     assert torch.equal(fields[:, 0, 0], a.float())
     torch.testing.assert_close(fields[:, 0, 1], (2 * u).float(), rtol=1e-6, atol=0)
-
-
-def test_nobody_publishes_it() -> None:
-    with pytest.raises(
-        ValueError,
-        match="darcy2d_grf has no published file .*expected one of: none, as it is a data set of "
-        "ours that nobody publishes. Change .* data.tasks, or set data.source=user .* data.source=generate",
-    ):
-        published_file("darcy2d_grf", 1.0)
 
 
 # --------------------------------------------------------------------------------- the field given part of it

@@ -10,13 +10,11 @@ import torch
 
 from bench import discovery, discovery_films
 from bench.discovery import scores
-from bench.discovery_films import FILMS, noisy, term_text
+from bench.discovery_films import FILMS, noisy
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.sources import open_sources
 from ups.models.assimilation import trajectory
 from ups.models.head_setup import base_settings, unfitted_head
-from ups_discovery.statement import written
 
 CPU = torch.device("cpu")
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]
@@ -147,23 +145,6 @@ def test_noise_is_white_and_relative_to_every_channel():
     assert (noisy(u, 0.0, 3) == u).all()
 
 
-def test_terms_are_written_as_in_the_equations():
-    fields = ["u", "v"]
-    assert term_text((2, 1), (), fields) == "u^2 v"
-    assert term_text((1, 0), ((1, (0, 0)),), fields) == "u v_xx"
-    assert term_text((0, 0), ((1, (1, 0)), (0, (0,))), fields) == "u_x v_xy"
-    assert term_text((0, 0), (), fields) == "1"
-    assert term_text((0, 0), ((0, (-1, 1)),), fields) == "u_iy"  # no derivative of the truth
-    assert term_text((0, 0), ((-1, (2, 0)),), fields) == "wave_[0, 2]"
-    found = {((2, 1), ()): "u^2 v", ((1, 0), ((1, (0, 0)),)): "u v_xx", ((0, 0), ((0, (0, 1)),)): "u_xy"}
-    for term, text in found.items():
-        assert (
-            discovery.text_of(written(term, fields, [], "xy", is_latex=True))
-            == term_text(*term, fields)
-            == text
-        )
-
-
 def test_scores_refuse_false_missing_and_reversed_terms():
     truth = {"u": {"u u_x": -1.0, "u_xx": 0.1}, "v": {"v": 2.0}}
     right = {"u": {"u u_x": -0.99, "u_xx": 0.102}, "v": {"v": 2.0}}
@@ -178,17 +159,6 @@ def test_scores_refuse_false_missing_and_reversed_terms():
     reversed_sign = scores({"u": right["u"], "v": {"v": -2.0}}, truth)
     assert reversed_sign["is_right"] and reversed_sign["worst"] == 2
     assert scores({}, truth)["worst"] == scores({}, truth)["l2"] == 1
-
-
-def test_a_film_is_cut_into_windows_and_a_set_is_not(tmp_path):
-    config = discovery.config_of("inviscid_burgers", FILMS["inviscid_burgers"].make(), tmp_path)
-    settings = config.task["inviscid_burgers"]
-    assert settings.base == ["equation"] and config.context("inviscid_burgers") == 1
-    [source] = open_sources(config, "inviscid_burgers")
-    assert (source.num_trajectories, source.num_frames) == (64, 4)
-    config = discovery.config_of("burgers_set", np.random.default_rng(0).random((6, 5, 1, 16)), tmp_path)
-    [source] = open_sources(config, "burgers_set")
-    assert (source.num_trajectories, source.num_frames) == (6, 5)
 
 
 @pytest.mark.parametrize("name", ["burgers_set", "advection_set"])

@@ -152,28 +152,6 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
-@pytest.mark.faults  # seven seconds: of the slow half
-def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
-    """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
-    simulate = SOLVERS["vorticity2d_forced"].simulate
-    u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
-    data = Trajectories(u, 0.1, 2 * math.pi)
-    data.own["vorticity"] = [0]
-    one = integrated(data)
-
-    def error() -> float:
-        """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
-        model = Drift(one, data.samples, 0).model()
-        base = base_of(model, one, data)
-        by_flow = [abs(weight) for (_, factors), weight in coefficients(base).items() if len(factors) == 2]
-        assert len(by_flow) == 2
-        return max(abs(weight - 1) for weight in by_flow)
-
-    weighted = error()
-    monkeypatch.setattr(Drift, "whitening_of", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
-    assert weighted < 0.03 and error() > 3 * weighted
-
-
 def test_no_drift_is_fitted_to_quiet_data(monkeypatch):
     """What the next frame holds beyond the equation is less than half of the change."""
     monkeypatch.setattr(Drift, "model", lambda _: pytest.fail("fitted"))

@@ -5,7 +5,6 @@ data."""
 from __future__ import annotations
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -176,52 +175,6 @@ def test_a_library_holds_each_term_once_plain_ones_first_and_not_too_many():
     for given in ((1, [], 1), (3, [0, 1], 1), (4, [0, 1], 2), (5, [0, 1], 3)):
         terms = library(*given)
         assert len(terms) == len(set(terms)) <= MOST_TERMS and len(terms[0][1]) == 0
-
-
-def test_a_library_holds_vorticity_and_waves_for_those_who_may_have_them_only():
-    plain, carried, driven = (
-        library(1, [], 2),
-        library(1, [], 2, vorticity=[0]),
-        library(1, [], 2, driven=[1]),
-    )
-    assert {*carried} - {*plain} == {((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((0, (-1, 1)), (0, (0,))))}
-    assert {*driven} - {*plain} == {
-        ((0,), ((-1, (0, number, part)),)) for number in (1, 2, 3, 4) for part in (0, 1)
-    }
-    both = [numbers[:2] for _, ((_, numbers),) in {*library(1, [], 2, driven=[0, 1])} - {*plain}]
-    assert len(both) == 80 and not any((-a, -b) in both for a, b in both)  # a wave or its opposite one
-
-
-def test_an_identified_equation_is_written_in_words():
-    terms = [
-        ((0, 0), ((0, (-1, 0)), (0, (1,)))),
-        ((1, -1), ((1, (0, 1)),)),
-        ((0, 0), ((-1, (2, -1, 1)),)),
-        ((0, 0), ()),
-        ((2, 0), ()),
-    ]
-    rows = [
-        [0, 0, -1.0, 0.002, False],
-        [0, 1, 0.5, 0.031, False],
-        [1, 2, 1.5e-7, 2e-9, False],
-        [1, 3, -2.0, 0.5, False],
-        [1, 4, 1e-9, None, True],
-    ]
-    found = {
-        "origins": [3e5, 0.0],
-        "sizes": [1.0, 2.0],
-        "equations": [{"doubt": "", "rows": rows}, {"doubt": "why not", "rows": rows}],
-    }
-    made = partial(Equation, 2, 2, [8, 8], PERIODIC, positive=[1], terms=terms)
-    assert made(found=found).findings(["w", "rho"], ["x", "y"]) == [
-        "∂t w = -(1.000 ± 0.002) (∂x ∇⁻² w) (∂y w) + (0.50 ± 0.04) (w - 300000) rho^-1 (∂xy log rho)",
-        "∂t log rho = (1.50 ± 0.02)e-07 sin 2π(2 x -1 y) - (2.0 ± 0.5) (and 1 term below 1% of it)",
-        "an equation was used as base but is not stated: why not (parameter values 2 of 2)",
-    ]
-    assert made().findings(["w", "rho"], ["x", "y"]) == [  # weights from before intervals
-        "an equation was used as base but is not stated: it was fitted by a version without intervals (train "
-        "the operator again)"
-    ]
 
 
 def test_a_flow_has_the_vorticity_it_is_made_of_and_a_wave_its_number():

@@ -357,48 +357,6 @@ def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_
             assert start and min(start) < min(lines["shard"]), path
 
 
-def test_only_the_main_process_has_a_tracker(calls_of):
-    made = [
-        (path.name, [node.name for node in within if isinstance(node, ast.FunctionDef)][-1:])
-        for path, found in calls_of.items()
-        for call, within in found
-        if named(call)[1] == "Tracker"
-    ]
-    assert made == [("run.py", ["_write_start"])]
-    [call] = [
-        within
-        for path, found in calls_of.items()
-        for call, within in found
-        if named(call)[1] == "_write_start"
-    ]
-    assert any(
-        "self.is_main and self._write_start()" in ast.unparse(node)
-        for node in call
-        if isinstance(node, ast.Lambda)
-    )
-
-
-def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
-    targets = (
-        "data|cache|operator|diffusion|consistency|scoring|steady|report|train|doctor|remove|bench|publish"
-    )
-    found = []
-    for path in product():
-        owners = (ast.Module, ast.FunctionDef, ast.ClassDef)
-        docs = {
-            id(node.body[0].value)
-            for node in ast.walk(tree(path))
-            if isinstance(node, owners) and ast.get_docstring(node)
-        }
-        found += [
-            f"{path.name}: {node.value}"
-            for node in ast.walk(tree(path))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
-            if re.search(rf"([Rr]un|run:|[Ll]et|is missing:|then|or|that) `?make ({targets}|$)", node.value)
-        ]
-    assert not found
-
-
 def test_the_package_states_its_types():
     assert (ROOT / "ups" / "py.typed").is_file()
     missing = []

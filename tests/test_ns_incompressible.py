@@ -16,9 +16,7 @@ from ups_solvers.ns_incompressible import (
     HIGHEST,
     Box,
     at_centres,
-    both_ways,
     divergence,
-    field,
     noise,
     sample_start,
 )
@@ -168,43 +166,6 @@ def gradient_square(v: Tensor) -> float:
     return float(torch.diff(v, dim=1).square().sum() + across.square().sum())
 
 
-# ---------------------------------------------------------------- symmetries and finer runs
-
-
-def test_mirrored_and_exchanged_starts_give_mirrored_and_exchanged_flows():
-    v, particles, force = random_start(24)
-    moved, carried = last(Box(force), v, particles, 0.1)
-    swapped, carried_2 = last(Box(force.flip(0)), v.flip(0), particles.T, 0.1)
-    assert torch.allclose(swapped.flip(0), moved, rtol=0, atol=1e-12) and torch.allclose(
-        carried_2.T, carried, rtol=0, atol=1e-12
-    )
-
-    def mirror(u: Tensor) -> Tensor:  # of x: Vx changes its sign
-        return torch.stack([-u[0].flip(0), u[1].flip(1)])
-
-    mirrored, carried_3 = last(Box(mirror(force)), mirror(v), particles.flip(0), 0.1)
-    assert torch.allclose(mirror(mirrored), moved, rtol=0, atol=1e-12)
-    assert torch.allclose(carried_3.flip(0), carried, rtol=0, atol=1e-12)
-
-
-def smooth_run(n: int, t: float) -> Tensor:
-    """From a smooth start that meets the walls, with a push, to t, at the centres."""
-    x = cell_centres(n)
-    particles = torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :]
-    push = both_ways(torch.sin(math.pi * x)[:, None] * torch.ones(n, dtype=torch.float64))
-    return at_centres(
-        *last(
-            Box(push * torch.tensor([1.0, -0.5]).double()[:, None, None]), stream_flow(n, 0.2), particles, t
-        )
-    )
-
-
-def test_a_grid_twice_as_fine_is_within_a_thousandth_where_the_flow_is_smooth():
-    coarse, fine = smooth_run(64, 0.1), torch.nn.functional.avg_pool2d(smooth_run(128, 0.1), 2)
-    for channel, bound in ((0, 1e-3), (1, 1e-3), (2, 2e-3)):
-        assert float((coarse - fine)[channel].norm() / fine[channel].norm()) < bound, channel
-
-
 # ---------------------------------------------------------------- starts and files
 
 
@@ -222,36 +183,6 @@ def test_noise_has_unit_variance_and_the_documented_spectrum(smoothness, scale, 
     ]
     slopes = [math.log2(b / a) for a, b in zip(shells, shells[1:], strict=False)]
     assert slopes == pytest.approx([-4 * smoothness] * 3, rel=0.12)
-
-
-def test_the_force_has_neither_the_largest_nor_the_finest_waves_of_the_particles():
-    """Its wave numbers start at the root of five and fall with the sixth power, theirs at one with the
-    second."""
-    k = torch.fft.fftfreq(64, d=1 / 64, dtype=torch.float64)
-    square = k[:, None].square() + k.square()
-    fractions = []
-    for index in range(8):
-        _, particles, force = sample_start(5, index, 64)
-        power = torch.fft.fft2(torch.stack([particles, *force])).abs().square()
-        fractions.append(
-            torch.stack([power[:, square < 4.5].sum(1), power[:, square > 30].sum(1)], 1)
-            / power.sum((1, 2))[:, None]
-        )
-    particles, force = torch.stack(fractions).mean(0)[0], torch.stack(fractions).mean(0)[1:].mean(0)
-    assert force[0] < 1e-12 and 0.6 < particles[0] < 0.95
-    assert force[1] < 1e-3 and 5e-3 < particles[1] < 0.1
-
-
-def test_starts_are_the_same_fields_on_every_grid_and_have_mean_zero():
-    modes = noise(random_stream(2, 0), 1, 2.0, 0.4)[0]
-    modes[(torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
-    modes[:, (torch.arange(-HIGHEST, HIGHEST + 1).abs() > 10)] = 0
-    coarse = field(modes, cell_centres(32), cell_centres(32), 32)
-    fine = field(modes, cell_centres(96), cell_centres(96), 96)
-    assert torch.allclose(coarse, fine[1::3, 1::3], rtol=0, atol=1e-12)
-    assert abs(float(fine.mean())) < 1e-12 and float(fine.square().mean()) == pytest.approx(
-        float(modes.abs().square().sum())
-    )
 
 
 def test_the_first_frame_is_the_noise_made_incompressible_and_the_doctor_finds_files_sound(tmp_path):

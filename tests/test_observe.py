@@ -131,32 +131,6 @@ def test_noise_has_the_standard_deviation_of_the_level() -> None:
     )
 
 
-def test_named_cases_have_their_levels() -> None:
-    v = field(2, 1, 32, 32)
-    facts = {
-        case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES
-    }
-    expected = {
-        "none": [0, 0, 0],
-        "points_1": [10 / 1024, 0, 0],
-        "points_10": [102 / 1024, 0, 0],
-        "points_50": [0.5, 0, 0],
-        "coarse_4": [1, 0, 2],
-        "noisy_0.3": [1, 0.3, 0],
-        "full": [1, 0, 0],
-    }
-    assert {case: pytest.approx(values) for case, values in expected.items()} == facts
-    none, full = (observe_case(v, case, row_generators(0, rows=range(2))) for case in ("none", "full"))
-    assert (
-        none.values.abs().max() == none.mask.max() == 0
-        and torch.equal(full.values, v)
-        and full.mask.min() == 1
-    )
-    again = observe_case(v, "points_10", row_generators(0, rows=range(2)))
-    assert torch.equal(again.mask, observe_case(v, "points_10", row_generators(0, rows=range(2))).mask)
-    assert not torch.equal(again.mask[0], again.mask[1])
-
-
 def test_a_block_that_does_not_divide_the_grid_is_refused() -> None:
     v = field(2, 1, 12, 16)
     with pytest.raises(

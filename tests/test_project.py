@@ -17,10 +17,8 @@ from packages import PACKAGES, product, top_imports, tree
 
 from ups.commands.interpreter import what_lacks
 from ups.common.place import STAGES
-from ups.common.text import read_yaml
-from ups.config.load import load_config, read_default, to_dict
+from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
-from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
@@ -50,24 +48,6 @@ def test_every_configuration_loads_and_its_resolved_form_is_the_same_configurati
     assert load_config(tmp_path / "saved.yaml") == config
     assert config.run.name == path.stem  # what make takes for the name of the run
     assert config.run.root == "runs"  # where make looks for it
-
-
-def test_overlays_repeat_nothing_that_default_yaml_says():
-    def repeated(overlay, default, key=""):
-        for name, value in overlay.items():
-            if isinstance(value, dict):
-                yield from repeated(value, default[name], f"{key}{name}.")
-            elif value == default[name]:
-                yield f"{key}{name}"
-
-    default = {"include": None, **read_default()}
-    known = {name: task.settings for name, task in TASKS.items()}
-    assert not [*repeated(default["task"], known)]  # nor does it what a task knows
-    default["task"] = {name: {**task, **default["task"].get(name, {})} for name, task in known.items()}
-    found = {
-        path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"
-    }
-    assert not any(found.values()), found
 
 
 def keys_of(cls: type, where: str = "") -> typing.Iterator[tuple[str, str]]:

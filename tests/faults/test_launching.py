@@ -20,8 +20,6 @@ from ups.commands import stages
 from ups.common.files import held, partial_path
 from ups.common.place import ROOT
 from ups.config.command import run_script
-from ups.training.activity import Activity
-from ups_launch.processes import try_read_json
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -159,21 +157,6 @@ def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
         assert is_told and process.poll() is None
     printed, said = process.communicate(timeout=60)
     assert process.returncode == 0 and path.is_file(), (printed, said)
-
-
-def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
-    activity = Activity(0, 1, "operator", 300.0)
-    activity.open(tmp_path)
-    for doing in ("reading /データ/" * 40, "a" * 200, "\0\ud83d" * 100, "saving"):
-        with activity.phase(doing):
-            activity.guard._write()
-        record = try_read_json(tmp_path / "rank0.json")
-        assert (
-            record
-            and record["doing"]
-            and doing.startswith(record["doing"])
-            and record["pulse"] == activity.guard._pulse
-        )
 
 
 # A script that starts another one as where ups_launch is not installed.
