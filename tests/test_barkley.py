@@ -75,12 +75,6 @@ def test_a_kick_starts_a_ring_wave_at_rest_and_has_no_effect_in_refractory_tissu
         assert (change > 0.5) if has_wave else (change < 1e-3), (v, change)
 
 
-def test_waves_that_meet_annihilate():
-    state = kicked(kicked(rest(), CENTRE - 4), CENTRE + 4)
-    assert later(state, 1.0)[0, 0].max() > 0.9
-    assert later(state, 9.0)[0, 0].max() < 0.05
-
-
 def test_kicks_are_a_poisson_process_at_uniform_places():
     num, dt = 25, 0.04
     kicks = [barkley.sample_kicks(random_stream(3, i), num, dt) for i in range(2000)]
@@ -145,23 +139,6 @@ def test_data_are_exchangeable_with_exact_futures_of_their_first_frame(world):
     assert distance(futures) < 16.3  # 0.1 %
     assert distance(futures.roll(1, 0)) > 20
     assert not torch.equal(futures[:, 0], futures[:, 1])
-
-
-def test_the_start_has_forgotten_rest(world):
-    """Waves of a run-up of 2, the fake, keep in step: their mean differs from the mean 7 later."""
-    u, _ = world
-    mean = u[:, :, 0].mean((2, 3))
-    late = 0.2  # of 64 trajectories from 20 to 60 after rest, standard error 0.002
-    error = mean.mean(1).std() / len(mean) ** 0.5
-    assert (mean.mean() - late).abs() < 4 * error < 0.08
-    young = barkley.evolve(
-        rest().expand(40, -1, -1, -1),
-        [random_stream(4, i) for i in range(40)],
-        num_frames=3,
-        parameter=None,
-        dt=1.0,
-    )
-    assert (young[:, 1:, 0].mean() - late).abs() > 4 * error
 
 
 def test_the_control_has_the_trajectories_of_the_task_and_shows_their_kicks(world):

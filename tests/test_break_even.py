@@ -7,9 +7,7 @@ import torch
 
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.evaluation.break_even import add_costs, conclude, error_matched, regridded, why_unknown
-from ups.report.sections import break_even_section
-from ups.results import Entry
+from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -114,13 +112,3 @@ def test_the_solver_of_a_steady_task_starts_from_its_coefficient(name):
     )
     found = SOLVERS[name].integrate(a[:, 0].double(), parameter=2.0, dt=0.0, num_frames=1)
     torch.testing.assert_close(found.float(), u, rtol=1e-5, atol=1e-7)
-
-
-def test_the_report_has_a_row_per_task_and_names_the_reason():
-    found = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1}, "")
-    unknown = {"n_star": "unknown", "forecasts": None, "words": "N* is unknown: no solver"}
-    tasks = {name: Entry(name, "tasks") for name in ("a", "b")}
-    add_costs(tasks["a"], found)
-    add_costs(tasks["b"], unknown)
-    page = str(break_even_section(tasks))
-    assert "about 300" in page and ">unknown<" in page and "b: N* is unknown: no solver." in page

@@ -17,7 +17,6 @@ import prepare_data
 import ups
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import open_data
 from ups.models.constraints import densities
 from ups.tasks import Finding, get_task
 from ups_solvers import SOLVERS, gas
@@ -47,17 +46,6 @@ def means(u: Tensor, factor: int) -> Tensor:
     """Means over `factor` cells of every axis after the first."""
     for axis in range(1, u.ndim):
         u = u.unflatten(axis, (-1, factor)).mean(axis + 1)
-    return u
-
-
-def at_centres(u: Tensor, factor: int) -> Tensor:
-    """(channel, *space) at the centres of cells `factor` times as wide: values there, or between two by
-    Fourier's series."""
-    for axis in range(1, u.ndim):
-        if factor % 2 == 0:
-            k = torch.fft.fftfreq(u.shape[axis]).double().reshape(-1, *[1] * (u.ndim - axis - 1))
-            u = torch.fft.ifft(torch.fft.fft(u, dim=axis) * torch.exp(1j * math.pi * k), dim=axis).real
-        u = u[(slice(None),) * axis + (slice((factor - 1) // 2, None, factor),)]
     return u
 
 
@@ -263,24 +251,6 @@ def apart(found: Tensor, finer: Tensor) -> float:
     return float(((found - finer).flatten(1).norm(dim=1) / deviation.flatten(1).norm(dim=1)).max())
 
 
-def test_the_error_of_a_smooth_flow_is_below_a_thousandth():
-    for ndim, n in ((1, 64), (2, 32)):
-
-        def start(num_cells: int, ndim: int = ndim) -> Tensor:
-            x = torch.meshgrid(*[2 * math.pi * cell_centres(num_cells)] * ndim, indexing="ij")
-            return torch.stack(
-                [
-                    2 + 0.5 * torch.sin(sum(x)),
-                    3 + 0.3 * torch.cos(sum(x) + 1),
-                    *[0.3 * torch.sin(part + 2) for part in x],
-                ]
-            )
-
-        found = run(start(n), 0.1, eta=0.01, zeta=0.02)[-1]
-        finer = at_centres(run(start(3 * n), 0.1, eta=0.01, zeta=0.02)[-1], 3)
-        assert apart(found, finer) < 3e-4, apart(found, finer)
-
-
 # ---------------------------------------------------------------- what keeps it a gas
 
 
@@ -482,16 +452,6 @@ def test_a_file_of_the_previous_solver_is_refused(tmp_path):
     path.unlink()
     assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
     assert SOLVERS["burgers1d"].edition == 1  # whose files stay what they are
-
-
-def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
-    for name in ("cfd3d", "cfd3d_turb"):
-        path, made = tmp_path / f"{name}.hdf5", {"seed": 1, "resolution": 8, "num_frames": 3, "t_end": 0.05}
-        settings = generation_settings(name, "test", num_trajectories=3, parameter=1e-8, **made)
-        write_data(path, name, partial(solve, name), settings, chunk=2)
-        u = SOLVERS[name].simulate(range(3), parameter=1e-8, **made).numpy()
-        assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(open_data(path, name).read(0, 3), u)
-        assert not findings_of(path, name)
 
 
 def test_forecasts_keep_the_densities_that_the_solver_keeps():

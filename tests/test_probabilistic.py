@@ -7,7 +7,6 @@ import secrets
 
 import pytest
 import torch
-from known_answers import pairing
 
 from ups.metrics import ensembles as probabilistic
 from ups.metrics import errors as metrics
@@ -332,10 +331,6 @@ def test_bands_without_energy_do_not_count_rounding_errors():
     assert math.isnan(float(spectrum_error(torch.ones(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 8), "periodic")))
 
 
-def value(student, teacher, name):
-    return pairing(student, teacher)[name]["value"]
-
-
 def test_the_mean_over_pairs_excludes_pairs_within_a_group():
     matrix = torch.arange(16.0).reshape(4, 4)
     away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
@@ -495,7 +490,6 @@ def scored(n=2, members=3):
             lambda: energy_distance(torch.zeros(3, 4), torch.zeros(1, 4)),
             r"expected \(a, d\) and \(b, d\) with a, b >= 2",
         ),
-        (lambda: pairing(torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)), "M >= 2 in pairing"),
         (
             lambda: score_ensemble(torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 8), "periodic"),
             "1 to 3 space axes",
