@@ -119,18 +119,6 @@ def test_resampling_is_exact_for_the_modes_that_both_grids_hold_and_keeps_the_me
     assert interpolation(n, m, boundary).shape == (m, n)
 
 
-@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
-def test_every_axis_is_resampled_by_itself(boundary):
-    x, y = (band_limited(points(n, boundary), boundary, 4, seed) for n, seed in ((12, 1), (10, 2)))
-    u = torch.einsum("bx,by->bxy", x, y).float()
-    fine = torch.einsum(
-        "bx,by->bxy",
-        band_limited(points(20, boundary), boundary, 4, 1),
-        band_limited(points(9, boundary), boundary, 4, 2),
-    ).float()
-    torch.testing.assert_close(resample(u, (20, 9), boundary), fine, rtol=0, atol=1e-5)
-
-
 # ---------------------------------------------------------------- forecasts
 
 

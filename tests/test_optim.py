@@ -140,20 +140,6 @@ def test_scale_lr_is_relative_to_the_base():
     assert {g["lr"] for g in optimizer.param_groups} == {0.25 * OPTIM.muon_lr, 0.25 * OPTIM.adamw_lr}
 
 
-def test_parameters_marked_so_learn_at_a_multiple_of_the_rate():
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    model.weight.lr_factor = model.bias.lr_factor = 0.25
-    before, optim = copy.deepcopy(model), dataclasses.replace(OPTIM, adamw_weight_decay=0.0)
-    for network in (model, before):
-        network(torch.ones(1, 3)).sum().backward()
-    start = model.weight.detach().clone()
-    build_optimizer(model, optim).step()
-    build_optimizer(before, optim).step()  # the copy lost the mark
-    torch.testing.assert_close(model.weight - start, 0.25 * (before.weight - start))
-    assert [len(group["params"]) for group in build_optimizer(model, OPTIM).param_groups] == [1, 1]
-
-
 def test_learning_rate_warms_up_holds_and_falls_to_zero():
     optim = dataclasses.replace(OPTIM, warmup_steps=10, decay_fraction=0.5)
     factors = [learning_rate(step, 100, optim) for step in range(101)]

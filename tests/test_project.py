@@ -33,7 +33,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 39_818, "ups_": 7_210, "tests": 48_168, "bench": 8_759}
+MOST_LINES = {"ups": 39_818, "ups_": 7_210, "tests": 45_163, "bench": 7_223}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -188,15 +188,6 @@ def test_every_stage_has_a_section_a_script_and_a_target_after_its_parents():
     for name, stage in STAGES.items():
         assert name in sections and (ROOT / f"train_{name}.py").is_file()
         assert re.search(rf"^{name}: (\w+)", MAKEFILE, re.M)[1] == ("cache", *stage.parents)[-1]
-
-
-@needs_make
-def test_topologies_say_how_many_processes_are_expected_and_share_out_the_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    two = make("-n", "train-cpu2", "RUNS=/nowhere").stdout
-    assert "UPS_EXPECT_WORLD=2 " in two and "accelerate_configs/cpu2.yaml train_operator.py" in two
-    eight = make("-n", "train", "TOPOLOGY=8gpu", "RUNS=/nowhere").stdout
-    assert "UPS_EXPECT_WORLD=8 " in eight and re.search(r"OMP_NUM_THREADS:-[1-9]", eight)
 
 
 @needs_make

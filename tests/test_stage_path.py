@@ -1,5 +1,5 @@
-"""The path of one update: how many functions and files of ours run from the start of a turn of the loop to the
-end of the optimizer's step, and how deeply they are nested, in a tiny stage under a profiler."""
+"""The path of one update: how many functions and files of ours run from the start of a turn to the end of the
+optimizer's step, and how deeply they are nested, in a tiny stage under a profiler."""
 
 import json
 import sys

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ups.evaluation.one_step import ranks_of_data, response
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples
 from ups.metrics.joint import JOINT, score_joint
 from ups.metrics.likeness import likeness
@@ -128,10 +127,3 @@ def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
         size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", Resamples(50, 0, torch.arange(400))
     )
     assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
-
-
-def test_a_summary_without_joint_scores_has_no_joint_metrics():
-    drawn = walks(10, 4, 3, 1, (16,), 3)
-    assert "nearest" not in summarise_ensemble(
-        score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0)
-    )

@@ -3,12 +3,10 @@ readers expect."""
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -165,19 +163,6 @@ def test_a_node_that_finds_only_itself_is_refused(tmp_path, rank, words):
     assert rank == 1 or (folder / ".prepared").read_text() == "now failed\n"
 
 
-def test_a_first_node_that_prepares_for_long_is_waited_for(tmp_path):
-    ready = tmp_path / "runs" / "two" / ".prepared"
-    ready.parent.mkdir(parents=True)
-    process, log = start(1, "configs/smoke.yaml", tmp_path, "now", 1, PATIENCE_S="4", PYTHON="true")
-    for sign in range(6):
-        ready.write_text(f"now preparing {sign}\n")
-        time.sleep(1.0)
-    assert process.poll() is None
-    ready.write_text("now ready\n")
-    codes, texts = finish([(process, log)], timeout=60)
-    assert codes == [0], texts  # its stage is the command `true`
-
-
 @pytest.mark.parametrize("name", ["node.sh", "slurm.sh"])
 def test_scripts_are_sound(name):
     assert subprocess.run(["bash", "-n", str(CLUSTER / name)]).returncode == 0
@@ -230,20 +215,3 @@ def test_a_preempted_slurm_job_is_requeued_and_no_other(tmp_path, state, code, i
     ]
     assert (tmp_path / "requeued").is_file() == is_requeued
     assert not is_requeued or (tmp_path / "requeued").read_text() == "requeue 12\n"
-
-
-def test_the_skypilot_file_says_what_skypilot_reads_and_starts_the_same_script():
-    task = yaml.safe_load((CLUSTER / "sky.yaml").read_text(encoding="utf-8"))
-    # of SkyPilot's task schema
-    assert task.keys() <= {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}
-    assert "cluster/node.sh" in task["run"] and all(isinstance(value, str) for value in task["envs"].values())
-    asked = set(re.findall(r"SKYPILOT_\w+", task["run"]))
-    assert asked == {
-        "SKYPILOT_NUM_NODES",
-        "SKYPILOT_NODE_RANK",
-        "SKYPILOT_NUM_GPUS_PER_NODE",
-        "SKYPILOT_NODE_IPS",
-        "SKYPILOT_TASK_ID",
-    }  # what it sets on every node
-    done = subprocess.run(["bash", "-n"], input=task["run"] + task["setup"], text=True)
-    assert done.returncode == 0
