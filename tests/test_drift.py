@@ -15,11 +15,9 @@ from test_equation import UX, UXX, Trajectories, coefficients, found, integrated
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups.tasks import TASKS
-from ups_discovery import drift, search
-from ups_discovery.certainty import UNCLEAR, Certainty
-from ups_discovery.differences import Differences
+from ups_discovery import drift
+from ups_discovery.certainty import UNCLEAR
 from ups_discovery.drift import Drift
-from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import significant
 from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
@@ -83,12 +81,6 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     return float(((now - samples.mean(1)).square() - noise / 64).mean() / noise.mean())
 
 
-def without_interval(model: Model) -> Certainty:
-    return Certainty(
-        torch.full_like(model.values, math.inf), torch.zeros(len(model.values), dtype=torch.bool)
-    )
-
-
 def test_the_equation_under_white_noise_is_found(base):
     weights = coefficients(base)
     assert weights[UX] == pytest.approx(-1.0, abs=0.06) and weights[UXX] == pytest.approx(NU, rel=0.1)
@@ -127,29 +119,6 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
     """A hundredth of the noise's variance is 0.5 % of CRPS."""
     still = Equation(num_values=1, num_channels=1, space=[CELLS], boundary="periodic")
     assert excess(base, states(1, 64), data) < 0.002 < 0.1 < excess(still, states(1, 64), data)
-
-
-def base_of(model: Model, one: Integrator, data: Trajectories) -> Equation:
-    """The base with this model."""
-
-    def made(**settings) -> Equation:
-        base = Equation(**settings)
-        base.mean.copy_(data.samples.units.shift)
-        base.std.copy_(data.samples.units.scale)
-        return base
-
-    found = search.Identified(Differences(one), model, without_interval(model))
-    *_, base = search.candidate([found], data.samples, data.own, made, "")
-    return base
-
-
-def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
-    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
-    explain."""
-    one = integrated(data)
-    model = Differences(one).regressed()[0]
-    fooled = base_of(model, one, data)
-    assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
 def test_no_drift_is_fitted_to_quiet_data(monkeypatch):

@@ -1,7 +1,10 @@
 """Use from elsewhere: the command `ups`, make from another folder, messages that name commands which exist
 there, and the systems that are not Linux."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +17,7 @@ from ups.common import files, place
 from ups.common.files import message_of
 from ups.common.place import ROOT
 from ups.userdata.readers import process
+from ups_launch import processes
 from ups_launch import supervisor as launch
 
 CHAIN = ("check", "train", "report")  # commands that run make
@@ -90,6 +94,27 @@ def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["launch", "train_operator.py"])
     assert launch.main() == 2
     assert re.fullmatch("launch: training needs Linux or macOS.*\n", capfd.readouterr().err)
+
+
+def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_path, monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    processes.control_process(0, 0)  # nothing
+    child.send_signal(signal.SIGSTOP)
+    while processes.process_state(child.pid) != "stopped":
+        pass
+    child.kill()
+    while processes.process_state(child.pid):  # gone already as a zombie
+        pass
+    child.wait()
+    assert processes.process_state(child.pid) is None
+    with launch.events_file() as events:
+        monkeypatch.setenv(processes.EVENTS, str(events))
+        assert processes.send_event("start") and b'"start"' in events.read_bytes()
+    with (tmp_path / "x").open("wb") as file:
+        files.reserve(file, 100)
 
 
 # ------------------------------------------------------------------------------------------- messages

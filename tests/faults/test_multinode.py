@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -161,6 +162,19 @@ def test_a_node_that_finds_only_itself_is_refused(tmp_path, rank, words):
     )
     assert codes == [1] and all(word in texts[0] for word in words), texts
     assert rank == 1 or (folder / ".prepared").read_text() == "now failed\n"
+
+
+def test_a_first_node_that_prepares_for_long_is_waited_for(tmp_path):
+    ready = tmp_path / "runs" / "two" / ".prepared"
+    ready.parent.mkdir(parents=True)
+    process, log = start(1, "configs/smoke.yaml", tmp_path, "now", 1, PATIENCE_S="4", PYTHON="true")
+    for sign in range(6):
+        ready.write_text(f"now preparing {sign}\n")
+        time.sleep(1.0)
+    assert process.poll() is None
+    ready.write_text("now ready\n")
+    codes, texts = finish([(process, log)], timeout=60)
+    assert codes == [0], texts  # its stage is the command `true`
 
 
 @pytest.mark.parametrize("name", ["node.sh", "slurm.sh"])
