@@ -133,6 +133,30 @@ def test_riemann_problems_are_solved_to_first_order(sides, t, limit, gain):
     assert errors[0] > gain * errors[1] > 1.45 * gain * errors[2]
 
 
+def test_the_flux_is_that_of_the_textbook():
+    """Toro 2009, equations 10.37 to 10.39 and 10.71 to 10.73, written out for one face and one direction."""
+    stream, kinds = np.random.default_rng(0), set()
+    for _ in range(200):
+        left, right = ([*np.exp(stream.normal(size=2)), *stream.normal(size=2) * 2] for _ in range(2))
+        (d_left, p_left, u_left, _), (d_right, p_right, u_right, _) = left, right
+        c = max(math.sqrt(GAMMA * p / d) for d, p, *_ in (left, right))
+        slow, fast = min(u_left, u_right) - c, max(u_left, u_right) + c
+        swept = d_left * (slow - u_left), d_right * (fast - u_right)
+        contact = (p_right - p_left + swept[0] * u_left - swept[1] * u_right) / (swept[0] - swept[1])
+        (d, p, u, v), bound = (left, slow) if contact >= 0 else (right, fast)
+        mass, energy = d * (bound - u), p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
+        expected = np.array([d * u, (energy + p) * u, d * u * u + p, d * u * v])
+        if slow < 0 < fast:
+            star = np.array([1, energy / d + (contact - u) * (contact + p / mass), contact, v])
+            expected += bound * (mass / (bound - contact) * star - np.array([d, energy, d * u, d * v]))
+        faces = [torch.tensor(side, dtype=torch.float64).reshape(1, 4, 1) for side in (left, right)]
+        torch.testing.assert_close(
+            gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10
+        )
+        kinds.add((slow < 0 < fast, contact >= 0))
+    assert len(kinds) == 4  # either side, moving faster or slower than sound
+
+
 def test_a_contact_at_rest_and_a_moving_uniform_gas_stay():
     _, start = tube((1.4, 1.0, 0.0), (1.0, 1.0, 0.0), 40)
     assert torch.equal(run(start, 0.3, side=2.0, is_periodic=False, num_frames=3), start.expand(3, -1, -1))

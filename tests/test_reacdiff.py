@@ -12,7 +12,6 @@ import torch
 from test_data import SPLIT, examine, messages, saved
 from torch import Tensor
 
-from ups.tasks import TASKS
 from ups_solvers import SOLVERS, reacdiff
 from ups_solvers.reacdiff import evolve, solver_of
 
@@ -149,10 +148,3 @@ def test_the_doctor_tells_data_with_a_reaction_from_data_as_published(tmp_path):
     assert "the file says rho = 1, and reacdiff1d_rho2 has 2" in messages(
         examine(path, "reacdiff1d_rho2", **SPLIT), "error"
     )
-
-
-def test_every_published_rho_has_its_task():
-    family = [task for name, task in TASKS.items() if name.startswith("reacdiff1d") and task.published]
-    assert [dict(task.constants)["rho"] for task in family] == [1, 2, 5, 10]
-    assert all(task.settings["parameters"] == [0.5, 1.0, 2.0, 5.0] for task in family)
-    assert len({digest for task in family for _, digest in task.published.values()}) == 16
