@@ -437,6 +437,25 @@ def test_what_no_equation_explains_gets_none(fake):
     assert found(Trajectories(u, 0.05, 1.0)) == []
 
 
+def test_tangents_are_the_derivative_of_the_integrator():
+    k = fourier(32, 1.0)
+    data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
+    one = integrated(data)
+    model, _ = Differences(one).regressed()
+    at, columns = one.tangents(model, one.windows.shooting[:2])
+    made, places = one.build(model)
+    values = model.values.clone().requires_grad_()
+    weight = (
+        torch.zeros(made.weight[0].numel(), dtype=torch.float64)
+        .index_copy(0, places, values)
+        .view(1, *made.weight[0].shape)
+    )
+    s = made.advance(one.windows.shooting[:2, 0], weight.expand(2, -1, -1))
+    torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
+    [exact] = torch.autograd.grad(s.square().sum() / 2, values)
+    torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("longer", "expected"),
     [

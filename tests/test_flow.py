@@ -98,6 +98,25 @@ def test_a_vortex_between_walls_turns_and_stays():
     assert norm(flow(WALLS, n, n, dt)(backwards, parameter_batch(1)) - backwards[:, 0]) < 5e-3
 
 
+def test_constant_fields_drive_the_flow_and_do_not_change():
+    n, dt = 32, 0.1
+    x, y = grid(n, n)
+    base = flow(PERIODIC_BOX, n, n, dt, 5, ((0, 1), (3, 4)), 3)
+    names = base.weight_real.shape[2]
+    assert names == 3 + 2 * (1 + 1 + 2)  # carried; force, force times scalar, scalar along x and along y
+    turning = torch.stack([torch.sin(2 * math.pi * y), torch.sin(2 * math.pi * x)])
+    u = torch.cat([torch.zeros(3, n, n), turning])[None, None]
+    u[0, 0, 2] = 1.0
+    start, phi = base.start_and_terms(u, None)
+    assert torch.allclose(start, u[:, 0], atol=1e-6) and torch.equal(start[:, 3:], u[:, 0, 3:])
+    pushed = base.transform.inverse(phi)[0]
+    assert torch.allclose(pushed[3:5], turning, atol=1e-2) and torch.allclose(pushed[5:7], turning, atol=1e-2)
+    assert torch.allclose(pushed[7:], torch.tensor([1.0, 0, 0, 1]).view(-1, 1, 1).expand(-1, n, n), atol=1e-5)
+    base.weight_real[0, :, 3, 0] = base.weight_real[0, :, 4, 1] = 0.5
+    later = base(u, parameter_batch(1))
+    assert torch.allclose(later[0, :2], 0.5 * turning, atol=1e-2) and torch.equal(later[:, 3:], u[:, 0, 3:])
+
+
 @pytest.mark.faults  # six seconds: of the slow half
 def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_is_another_is_not(tmp_path):
     """Fake refused: a base that any fields will do for. With the components of the velocity exchanged the

@@ -198,14 +198,6 @@ def test_a_forbidden_import_is_found(tmp_path, path, text, words):
     assert words in found()
 
 
-def test_a_cycle_is_found(tmp_path):
-    (tmp_path / "ups/data").mkdir(parents=True)
-    (tmp_path / "ups/data/one.py").write_text("from ups.data.two import x")
-    (tmp_path / "ups/data/two.py").write_text("def f():\n    from ups.data.one import y")
-    way = cycle(tmp_path)
-    assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
-
-
 SERVING = {"boundary", "equation", "seeds", "spectral", "terms"}  # modules of ups_discovery
 
 

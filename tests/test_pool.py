@@ -92,8 +92,3 @@ def test_a_killed_run_leaves_no_process_and_continues(tmp_path, capsys):
     assert prepare_data.main([*command[2:], "--dry-run"]) == 0
     listed = capsys.readouterr().out
     assert re.search(r"diff_react2d: 1 file\(s\), about .* MiB, [1-9]\d?% there", listed), listed
-
-
-def test_zero_workers_are_refused():
-    with pytest.raises(ValueError, match="--workers is 0; expected at least 1"):
-        prepare_data.main(["--config", str(ROOT / "configs/smoke.yaml"), "--workers", "0"])

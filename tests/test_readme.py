@@ -19,8 +19,6 @@ from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
 from ups.config.schema import TaskConfig, UserTaskConfig
 from ups.results import load
-from ups.tasks import TASKS
-from ups_solvers import SOLVERS
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WORDS, MAX_LINES = 1800, 250  # of README.md, of docs/results.md
@@ -246,12 +244,6 @@ def test_settings_that_a_page_names_exist(page):
 def test_overrides_of_a_page_are_understood(page):
     for text in re.findall(r"(?<=[ \"`])([a-z_]+(?:\.[a-z_0-9]+)+=(?:\[[^\]]*\]|[\w./-]+))", PAGES[page]):
         load_config(None, [text])
-
-
-def test_the_page_on_tasks_names_those_that_can_be_generated():
-    solved = re.search(r"^\*\*Generated.*?(?=^A task gets)", PAGES["docs/tasks.md"], re.S | re.M)[0]
-    named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
-    assert named == {name for name, task in TASKS.items() if (task.files_of or name) in SOLVERS}
 
 
 def test_the_page_on_user_data_lists_every_key_of_a_section():
