@@ -119,6 +119,15 @@ def test_resampling_is_exact_for_the_modes_that_both_grids_hold_and_keeps_the_me
     assert interpolation(n, m, boundary).shape == (m, n)
 
 
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_every_axis_is_resampled_by_itself(boundary):
+    def field(*grid: int) -> torch.Tensor:
+        waves = (band_limited(points(n, boundary), boundary, 4, axis) for axis, n in enumerate(grid))
+        return torch.einsum("bx,by->bxy", *waves).float()
+
+    torch.testing.assert_close(resample(field(12, 10), (20, 9), boundary), field(20, 9), rtol=0, atol=1e-5)
+
+
 # ---------------------------------------------------------------- forecasts
 
 

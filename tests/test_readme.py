@@ -120,16 +120,11 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
     ]
 
 
-def is_of_a_story(text: str) -> bool:
-    """Whether a block needs the files of a story of docs/own_data.md."""
-    return "film" in text
-
-
 BLOCKS = {
     f"{page} {text.splitlines()[0][:50]}": (page, language, text)
     for page in RUN_PAGES
     for language, text in blocks_of(page)
-    if not is_of_a_story(text)
+    if "film" not in text  # of a story of docs/own_data.md
 }
 CHAIN = "docs/training.md make cache"  # the block that trains what the others use
 
