@@ -15,7 +15,7 @@ export PYTHONSAFEPATH := 1
 export PYTHONPATH := $(HERE:%/=%)$(addprefix :,$(PYTHONPATH))
 endif
 
-VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES TASK BUDGET SEEDS TO GRID SOLVER FINE STARTS OPTIONS PYTHON SHELL
+VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES TASK BUDGET SEEDS TO SOLVER FINE STARTS OPTIONS PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
   of: $(VARIABLES). `make` alone explains them))
@@ -78,7 +78,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record tune sweep dry-run leaderboard publish
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector dry-run leaderboard publish
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -157,20 +157,10 @@ lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check -q .
 
-bench: cache                  ## Compare with an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
+bench: cache                  ## Search settings, and compare with an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
-record: $(ENVIRONMENT)       ## Seconds from a cache to the error of the best published network: make record TASK=burgers1d BUDGET=90 (bench/record.py)
-	$(PY) -m bench.record --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS)) data.tasks=[$(TASK)] $(ARGS)
-
-tune: cache                   ## Search settings of all three models for a task, on validation: make tune TASK=burgers1d BUDGET=180
-	$(PY) -m bench.tune --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS))
-
-sweep: $(ENVIRONMENT)         ## Train combinations of settings and seeds, and compare on validation: make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator
-	$(PY) -m bench.sweep --config $(CONFIG) --run $(RUN) --runs $(RUNS) --seeds "$(SEEDS)" --args "$(ARGS)" \
-	  --stages "$(STAGES)" --topology $(TOPOLOGY) -- $(or $(GRID),$(error GRID is missing, such as GRID="run.seed=1,2"))
-
-bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table
+bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in five minutes: one table
 	PYTHON=$(PY) bash bench/gpu_check.sh $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing

@@ -1,7 +1,6 @@
 """Train the baselines, the rivals of bench/rivals.py, by one recipe for a given time.
 
     u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)   time-dependent; s: RMS of a step
-    u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)   with a coarse solver c; s: RMS of its error
     u = network(a, log parameters, grid)                              steady
 
 The optimizer is AdamW; the learning rate is a function of the fraction of the budget that is spent. Fields
@@ -42,8 +41,7 @@ class Problem:
     channel to make it proportional to the physical one (mean / std), for relative losses; std: of every
     channel. is_symmetric: the symmetries of the line, square or cube map solutions to solutions; vector: the
     channels that are components along the axes and turn. is_cube: all axes have as many cells, one length and
-    one boundary, so that they may be exchanged. step: (u, parameters) -> the frame after u (row, channel,
-    *space) by a solver that is to be corrected; train_step: its answers to every frame of train."""
+    one boundary, so that they may be exchanged."""
 
     name: str
     ndim: int
@@ -61,8 +59,6 @@ class Problem:
     vector: tuple[int, ...] = ()
     is_cube: bool = True
     std: Tensor | None = None
-    step: Callable[[Tensor, Tensor], Tensor] | None = None
-    train_step: Tensor | None = None
     num_moving: int = 0
 
 
@@ -175,12 +171,9 @@ class Trainer:
             self.change = torch.ones(num_channels, device=self.device)
             in_channels = self.inputs.shape[-1]
         else:
-            before = self.u
-            if p.step is not None:
-                before = self.coarse = channels_last(p.normalise(p.train_step), ndim).to(self.device)
-            difference = self.u[:, self.first + 1 :] - before[:, self.first : -1]
+            difference = self.u[:, self.first :].diff(dim=1)
             self.change = self.moving(difference).pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
-            in_channels = num_channels * (s.history + (p.step is not None))
+            in_channels = num_channels * s.history
         # starts from persistence (steady: from the mean field), as its output is zero
         self.net = Rival(
             in_channels,
@@ -203,30 +196,23 @@ class Trainer:
     def autocast(self) -> torch.autocast:
         return autocast(self.settings.precision, self.device)
 
-    def advance(self, window: Tensor, parameters: Tensor, coarse: Tensor | None = None) -> Tensor:
+    def advance(self, window: Tensor, parameters: Tensor) -> Tensor:
         """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds
-        the coefficient.
-
-        coarse: the answer (batch, *space, channel) of the solver that is corrected, to the last frame of the
-        window."""
-        x = window.movedim(1, -2).flatten(-2)
-        x = x if coarse is None else torch.cat((x, coarse), -1)
+        the coefficient."""
         with self.autocast():
-            y = self.net(x, parameters)
+            y = self.net(window.movedim(1, -2).flatten(-2), parameters)
         if self.problem.is_steady:
             return y.float()
-        last = window[:, -1] if coarse is None else coarse
+        last = window[:, -1]
         return torch.cat((self.moving(last) + self.change * y.float(), last[..., self.num_moving :]), -1)
 
     def moving(self, u: Tensor) -> Tensor:
         """Return the predicted channels of fields (..., channel)."""
         return u[..., : self.num_moving]
 
-    def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and the
-        solver's steps.
-        """
-        p, s, coarse = self.problem, self.settings, None
+    def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return augmented window (batch, history, ...), targets (batch, num_steps, ...) and parameters."""
+        p, s = self.problem, self.settings
         rows = torch.randint(len(self.u), (s.batch_size,), generator=self.random)
         if p.is_steady:
             window, targets = self.inputs[rows], self.u[rows]
@@ -250,19 +236,9 @@ class Trainer:
             index = tuple(i.to(self.device) for i in index)
             chosen = self.u[index]
             window, targets = chosen[:, : s.history], chosen[:, s.history :]
-            if p.step is not None:
-                last = index[1].narrow(1, s.history - 1, 1)
-                coarse = self.coarse[(index[0], last, *index[2:])]
         if s.augment and p.is_symmetric:
-            parts = [window, targets] if coarse is None else [window, targets, coarse]
-            window, targets, *rest = self.symmetry(*parts)
-            coarse = rest[0] if rest else None
-        return (
-            window,
-            targets,
-            self.parameters[rows.to(self.device)],
-            None if coarse is None else coarse[:, 0],
-        )
+            window, targets = self.symmetry(window, targets)
+        return window, targets, self.parameters[rows.to(self.device)]
 
     def symmetry(self, *fields: Tensor) -> list[Tensor]:
         """The same random symmetry of the line, square or cube applied to all (batch, time, *space, channel).
@@ -302,15 +278,13 @@ class Trainer:
     def step(self, share: float) -> None:
         """Make one update; share: spent fraction of the budget."""
         s = self.settings
-        # the solver's answers are to true frames
-        is_single = self.problem.is_steady or self.problem.step is not None
-        num_steps = 2 if share >= 1 - s.unroll_fraction and not is_single else 1
+        num_steps = 2 if share >= 1 - s.unroll_fraction and not self.problem.is_steady else 1
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(share, s)
-        window, targets, parameters, coarse = self.batch(num_steps)
+        window, targets, parameters = self.batch(num_steps)
         total, before = 0.0, None if self.problem.is_steady else window[:, -1]
         for k in range(num_steps):
-            pred = self.advance(window, parameters, coarse)
+            pred = self.advance(window, parameters)
             total = total + self.loss(pred, targets[:, k], before)
             window, before = (
                 torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window,
@@ -344,15 +318,7 @@ class Trainer:
         constant = self.scale_parameters(parameters).to(self.device)
         history = 1 if p.is_steady else self.settings.history
 
-        def answer(shown: Tensor) -> Tensor | None:
-            if p.step is None:
-                return None
-            last = p.denormalise(shown[:, -1:].movedim(-1, 2).to(given.device))[:, 0]
-            return channels_last(p.normalise(p.step(last, parameters)[:, None]), p.ndim)[:, 0].to(self.device)
-
-        u = rollout(
-            lambda shown, _: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history
-        )
+        u = rollout(lambda shown, _: self.advance(shown, constant)[:, None], window, num_steps, history)
         return p.denormalise(u.movedim(-1, 2).to(given.device))
 
 

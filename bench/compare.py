@@ -4,14 +4,13 @@
 
 Time is processor time of one thread, so that runs side by side on a busy machine get the same; with
 --device cuda it is wall-clock time. Settings of every model are searched first, on validation, by the same
-search in the same time (bench/tune.py). No ratio is printed for settings given by hand. ours_generic has only
-the bases that know no equation: persistence and the linear or polynomial propagator. NAME_correction corrects
-a coarse solver (bench/correction.py).
+search in the same time (bench/tune.py, which also writes ours as an overlay); without it (--search 0) no
+ratio is printed. ours_generic has only the bases that know no equation: persistence and the linear or
+polynomial propagator.
 
 Reads data and caches of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
 (evaluate.context_frames, more of noisy user data) are input of every model and never scored. Weights are
-selected on validation rollouts; all printed numbers are on test. Errors: bench/score.py. Overrides:
-section.key=value for the configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
+selected on validation rollouts; all printed numbers are on test. Errors: bench/score.py.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from bench import correction
 from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
 from bench.rivals import Settings, settings_for
@@ -39,7 +36,6 @@ from bench.tune import (
     BASELINES,
     add_arguments,
     best_error,
-    family_of,
     found,
     generic,
     prepare,
@@ -53,9 +49,8 @@ from ups.data.cache import open_cache
 from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
-OURS = ("ours", "ours_generic", "ours_correction")
-CORRECTED = ("ours_correction", "fno_correction", "unet_correction")
-MODELS = tuple(dict.fromkeys((*OURS, *BASELINES, *CORRECTED)))
+OURS = ("ours", "ours_generic")
+MODELS = (*OURS, *BASELINES)
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
 
 
@@ -76,30 +71,19 @@ def fit(
     All models get physical context frames and parameters, and nothing else of the test trajectories. Ours may
     have the structure of an equation built in by its bases: this compares tools, not generic networks.
     """
-    if model == "ours_correction":
-        return correction.train_ours(args, settings, seed, budget)
     if model in OURS:
         changes = settings if model == "ours" else generic(settings, config, problem.name)
         return train_ours(args, changes, seed, budget, enough=enough)
-    if model in CORRECTED:
-        problem = correction.corrected(problem, config, open_cache(config, problem.name))
     return train_rival(args, config, problem, val, settings, seed, budget, enough)
 
 
 def settings_of(
     model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace
 ) -> Settings | Changes:
-    """Return the settings of a model: those given by hand, else the result of its family's search; without a
-    search (0 s) those that it would start from.
-    """
-    changes = args.settings.get(model) or {}
-    if not changes and search_seconds(args):
-        changes = found(family_of(model), args, config, problem, val)["changes"]
-    return (
-        changes
-        if model in OURS
-        else settings_for(model.removesuffix("_correction"), problem.name, problem.ndim, changes)
-    )
+    """Return the settings that a search finds for a model; without one (0 s) those that it would start
+    from."""
+    changes = found(model, args, config, problem, val)["changes"] if search_seconds(args) else {}
+    return changes if model in OURS else settings_for(model, problem.name, problem.ndim, changes)
 
 
 def number(value: float) -> str:
@@ -172,7 +156,6 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     problem, splits = load(config, args.task)
     test, num_bootstrap = splits["test"], config.evaluate.num_bootstrap
     steady = problem.is_steady
-    by_hand = {model for model in args.models if args.settings.get(model) or not search_seconds(args)}
     settings = {model: settings_of(model, config, problem, splits["val"], args) for model in args.models}
     result = {
         "kind": "compare",
@@ -212,8 +195,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
             }
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
-            # the report shows the best seed, and no network made weak by hand
-            if model in NETWORKS and model not in by_hand:
+            # the report shows the best seed, and no network that was not tuned
+            if model in NETWORKS and search_seconds(args):
                 validation = best_error(trained)
                 if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
                     entry = {
@@ -233,11 +216,10 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         )
         if model == args.models[0]:
             continue
-        if hand := sorted(by_hand & {model, args.models[0]}):
+        if not search_seconds(args):
             print(
-                f"no ratio {args.models[0]} / {model}: the settings of {hand[0]} are given by hand; expected "
-                f"settings that validation chose. Leave out {hand[0]}.KEY=VALUE and --search 0, and it is "
-                f"tuned first."
+                f"no ratio {args.models[0]} / {model}: their settings were not searched; expected settings "
+                "that validation chose. Leave out --search 0."
             )
         else:
             unequal = [row["model"] for row in result["rows_printed"] if row["is_over_budget"]]
@@ -254,33 +236,12 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def read_pairs(texts: list[str]) -> dict[str, Any]:
-    """Parse ["lr=1e-3", "width=32"]; numbers as Python reads them, so that 1e-3 is one."""
-    pairs = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        read = yaml.safe_load(value)
-        try:
-            read = float(read) if isinstance(read, str) else read
-        except ValueError:
-            pass  # text such as dct
-        pairs[key] = read
-    return pairs
-
-
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = parser_of(__doc__)
     parser.add_argument("--task", required=True)
     parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=MODELS)
     add_arguments(parser)
     args = parse(parser, argv)
-    overrides, args.overrides, args.settings = args.overrides, [], {}
-    for text in overrides:
-        model, _, rest = text.partition(".")
-        if model in BASELINES:
-            args.settings.setdefault(model, {}).update(read_pairs([rest]))
-        else:
-            args.overrides.append(text)
     prepare(args)
     return compare(load_config(args.config, args.overrides), args)
 

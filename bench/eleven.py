@@ -7,8 +7,7 @@
 
 Every column is trained for the same processor time of one thread, with settings found by the same search
 (bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all
-bases), fno, unet, and each as a correction of a coarse solver (ours_correction, ..; bench/correction.py)
-with the settings found without it. Every result is written to bench/results/TASK.json at once, with the
+bases), fno, unet. Every result is written to bench/results/TASK.json at once, with the
 revision that made it; a result for the same data, seed, time, search and kind of processor is not computed
 again. Settings found on one kind of processor serve on another, but times of two kinds are never compared.
 Long rollouts start from other states and cover three times the trained horizon.
@@ -27,12 +26,12 @@ import torch
 
 from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
-from bench.compare import CORRECTED, clean, fit, settings_of
+from bench.compare import MODELS, OURS, clean, fit, settings_of
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
 from bench.search import Changes
-from bench.tune import add_arguments, best_error, family_of, prepare, search_seconds
+from bench.tune import add_arguments, best_error, prepare, search_seconds
 from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
@@ -42,10 +41,8 @@ from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
 from ups.training.environment import describe_environment
-from ups_solvers import SOLVERS
 
 RESULTS = ROOT / "bench" / "results"
-COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
 
 
 def long_split(config: Config, task: str) -> Split | None:
@@ -182,16 +179,12 @@ def entry(
 
 
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
-    """Return the settings that a search found for a column's family, with another seed, column or processor;
-    None if there was none, or none whose names are still those of settings.
+    """Return the settings that a search found for a column with another seed or processor; None if there was
+    none, or none whose names are still those of settings.
     """
-    family, apart = family_of(key["column"]), {"column": "", "seed": 0, "processor": ""}
-    alike = [
-        entry["settings"]
-        for entry in record["entries"]
-        if family_of(entry["key"]["column"]) == family and entry["key"] | apart == key | apart
-    ]
-    if family.startswith("ours"):
+    apart = {"seed": 0, "processor": ""}
+    alike = [entry["settings"] for entry in record["entries"] if entry["key"] | apart == key | apart]
+    if key["column"] in OURS:
         return alike[0] if alike else None
     return next(
         (Settings(**settings) for settings in alike if settings.keys() <= vars(Settings()).keys()), None
@@ -242,9 +235,9 @@ def describe_data(config: Config, task: str, problem: Problem, splits: dict[str,
 def main(argv: list[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
-    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument("--column", nargs="+", choices=MODELS, default=list(MODELS))
     add_arguments(parser)
-    parser.set_defaults(config=CONFIG, settings={})
+    parser.set_defaults(config=CONFIG)
     args = parse(parser, argv)
     prepare(args)
     config = load_config(args.config, args.overrides)
@@ -252,9 +245,6 @@ def main(argv: list[str] | None = None) -> None:
     for seed in seeds:
         for task in args.task:
             for column in args.column:
-                if column in CORRECTED and SOLVERS[task].step is None:
-                    print(f"{task} {column}: none, the fields are not the whole state", flush=True)
-                    continue
                 evaluate_column(config, args, task, seed, column)
 
 

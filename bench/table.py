@@ -21,7 +21,6 @@ from bench.command import parser_of
 from bench.discovery_films import FILMS
 from ups.common.place import ROOT
 from ups.tasks import TASKS, Task
-from ups_solvers import SOLVERS
 
 RESULTS = ROOT / "bench" / "results"
 MISSING = "-"
@@ -46,7 +45,6 @@ CORRECTORS = {
     "alone": ", a network without the solver",
 }
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
-CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 
 def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -60,20 +58,12 @@ def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the entries of one processor, chosen apart for the columns that correct a solver, which
-    are compared among themselves. Trainings by a number of steps count, too."""
-
-    def is_correction(entry: dict[str, Any]) -> bool:
-        return entry["key"]["column"] in CORRECTION
-
-    chosen, entries = "", []
-    for kind in (True, False):
-        group = [entry for entry in record["entries"] if is_correction(entry) == kind]
-        kinds = [entry["key"]["processor"] for entry in group]
-        chosen = max(reversed(kinds), key=kinds.count, default=chosen)
-        entries += [
-            entry for entry in group if entry["key"]["processor"] == chosen or entry["key"].get("steps")
-        ]
+    """The record with the entries of one processor, without columns that correct a solver, whose program is
+    gone. Trainings by a number of steps count, too."""
+    every = [entry for entry in record["entries"] if not entry["key"]["column"].endswith("_correction")]
+    kinds = [entry["key"]["processor"] for entry in every]
+    chosen = max(reversed(kinds), key=kinds.count, default="")
+    entries = [entry for entry in every if entry["key"]["processor"] == chosen or entry["key"].get("steps")]
     return record | {"processor": chosen, "entries": entries}
 
 
@@ -208,22 +198,6 @@ def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def correction_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/results.md: errors of networks that correct our solver."""
-    return table(
-        ("task", "UPS", "FNO", "U-Net", "UPS / best"),
-        (
-            (
-                name,
-                *(number(error(record, column)) for column in CORRECTION),
-                number(ratio(record, CORRECTION[0], CORRECTION[1:]), True),
-            )
-            for name, record in found.items()
-            if SOLVERS[name].step
-        ),
-    )
-
-
 def long_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/results.md: errors at the end of one and of three horizons."""
 
@@ -244,26 +218,6 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
 
     is_long = [record for record in found.values() if not TASKS[record["task"]].is_steady]
     return table(("task", *LABELS.values(), "persistence"), map(line, is_long))
-
-
-def speed_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/peers.md: milliseconds per predicted state, side by side and alone."""
-    names = ("ours_generic", "ours", "fno", "unet")
-
-    def line(record: dict[str, Any]) -> tuple[str, ...]:
-        cells, models = [], [rows(record, name)[0] for name in names]
-        for key in ("state_ms", "state_ms_alone"):
-            times = [model[key] for model in models]
-            base_alone = [" (base)" * model["is_base_alone"] for model in models]
-            cells += [number(ms) + base for ms, base in zip(times, base_alone, strict=True)]
-            cells.append(number(times[0] / times[2], True))
-        return record["task"], *cells
-
-    header = ("UPS, generic bases", "UPS", "FNO", "U-Net", "generic / FNO")
-    return table(
-        ("task", *header, *(f"{name}, alone" for name in header)),
-        (line(record) for record in found.values()),
-    )
 
 
 def pays_table(found: dict[str, dict[str, Any]]) -> str:
@@ -668,9 +622,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "pays": ("docs/forecasts.md", "pays", pays_table),
     "tasks": ("docs/tasks.md", "", task_table),
     "equal_time": ("docs/results.md", "", equal_time_table),
-    "correction": ("docs/results.md", "", correction_table),
     "long": ("docs/results.md", "", long_table),
-    "speed": ("docs/peers.md", "speed", speed_table),
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "few": ("docs/peers.md", "few", few_table),
     "authors": ("docs/peers.md", "authors", authors_table),

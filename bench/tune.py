@@ -1,15 +1,12 @@
 """Find settings for a task on validation, by the same search for our operator, the FNO and the U-Net.
 
-    make tune TASK=burgers1d BUDGET=180
-    python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
-
 A search takes SEARCH times the budget of one training (or --search seconds) of processor time of one thread.
 For ours it tries backbone, patch, history, bases, batch, rates, depth and unrolling; for the rivals the lists
 of this file. It never reads the test split.
 
-Prints the settings, ours as an overlay for train_operator.py, and keeps them with all trials in
-bench/out/tuned/. A search for the same data, start, clock and seed that was no shorter is not repeated.
-bench/compare.py calls it by itself.
+The settings are kept with all trials in bench/out/tuned/, ours as an overlay for train_operator.py, too. A
+search for the same data, start, clock and seed that was no shorter is not repeated. bench/compare.py and
+others begin with it.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -30,9 +26,8 @@ import torch
 import yaml
 
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
-from bench.command import parse, parser_of
 from bench.rivals import Settings, settings_for
-from bench.score import Split, headline, load, rollout, with_cache
+from bench.score import Split, headline, rollout, with_cache
 from bench.search import Changes, Trial, search
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
@@ -316,11 +311,6 @@ def rival_trial(
 # ---- found once --------------------------------------------------------------------------------------------
 
 
-def family_of(model: str) -> str:
-    """Return the family whose settings a model uses: ours, ours_generic, fno or unet."""
-    return model if model == "ours_generic" else model.split("_")[0]
-
-
 def found(
     family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split
 ) -> dict[str, Any]:
@@ -391,7 +381,7 @@ def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
     )
 
 
-# ---- command -----------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser, budget: float | None = None) -> None:
@@ -437,37 +427,3 @@ def prepare(args: argparse.Namespace) -> None:
         )
     # processor seconds count all threads, and two runs side by side have a core each
     torch.set_num_threads(1)
-
-
-def main(argv: list[str] | None = None) -> dict[str, dict]:
-    parser = parser_of(__doc__)
-    parser.add_argument("--task", required=True)
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        default=["ours", "fno", "unet"],
-        choices=("ours", "ours_generic", "fno", "unet"),
-    )
-    add_arguments(parser)
-    args = parse(parser, argv)
-    prepare(args)
-    config = load_config(args.config, args.overrides)
-    problem, splits = load(config, args.task)
-    print(
-        f"{args.task}: {len(splits['val'].truth)} validation trajectories, seed {args.seeds[0]}, "
-        f"{time.strftime('%Y-%m-%d %H:%M')}"
-    )
-    records = {family: found(family, args, config, problem, splits["val"]) for family in args.models}
-    for family, record in records.items():
-        print(f"\n# {family}, validation error {record['val']:.3g}")
-        print(
-            overlay(record, args)
-            if family.startswith("ours")
-            else " ".join(f"{family}.{key}={value}" for key, value in record["changes"].items())
-            or "as it starts"
-        )
-    return records
-
-
-if __name__ == "__main__":
-    main()

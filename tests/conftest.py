@@ -15,7 +15,7 @@ import pytest
 gc.disable()  # while tests are imported and collected: 9 processor seconds in place of 15
 LONGEST = (  # files above 10 s of one core in a half, the longest first
     *("test_readme", "test_stories", "test_injection", "test_chain", "test_uncertain", "test_sharded"),
-    *("test_real_files", "test_stages", "test_face", "test_device", "test_sweep", "test_loop"),
+    *("test_real_files", "test_stages", "test_face", "test_device", "test_loop"),
     *("test_multinode", "test_kicks_chain", "test_install", "test_fuzz", "test_export", "test_any_grid"),
     *("test_operator", "test_publish", "test_report", "test_known_answers", "test_compressible"),
     *("test_launching", "test_base_selection", "test_launch", "test_pde", "test_forced", "test_house"),

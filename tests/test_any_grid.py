@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import yaml
@@ -14,7 +13,6 @@ from loop_stage import run_scripts
 import prepare_cache
 import prepare_data
 import ups
-from ups.commands import predict
 from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data
@@ -110,30 +108,3 @@ def test_the_error_in_the_report_is_that_of_a_forecast_of_the_stored_fields(fold
 def test_the_report_shows_a_slice_of_a_box_and_says_where(folder):
     text = (folder / "tiny/report/report.html").read_text(encoding="utf-8")
     assert "Vx at z = 0.562" in text and text.count("at z = ") >= 2 and "at y = " not in text
-
-
-def test_a_labelled_box_may_have_its_axes_in_any_order(folder, model):
-    xarray = pytest.importorskip("xarray")
-    _, u = stored(folder, "cfd3d")
-    plain = model.forecast("cfd3d", u[0], PARAMETERS["cfd3d"], num_frames=2)
-    centres = (np.arange(8) + 0.5) / 8
-    box = xarray.Dataset(
-        {field: (("x", "y", "z"), u[0, i]) for i, field in enumerate(model.tasks["cfd3d"]["fields"])},
-        {axis: centres for axis in "xyz"},
-    )
-    labelled = model.forecast("cfd3d", box.transpose("z", "x", "y"), PARAMETERS["cfd3d"], num_frames=2)
-    np.testing.assert_array_equal(labelled["Vy"].transpose("time", "x", "y", "z").values, plain[:, 3])
-
-
-def test_predict_writes_a_box_that_is_read_again(folder, model, tmp_path):
-    file, _ = stored(folder, "cfd3d")
-    places = f"--run {folder / 'tiny'} --input {file} --output {tmp_path / 'out.hdf5'}"
-    assert predict.main(f"{places} --task cfd3d --frames 3 --context 1 --rows 2:4".split()) == 0
-    u = open_data(tmp_path / "out.hdf5", "cfd3d").read(0, 2)
-    start = open_data(file, "cfd3d").read(2, 4)[:, :1]
-    np.testing.assert_array_equal(u[:, :1], start)
-    np.testing.assert_allclose(
-        u[:, 1:], model.forecast("cfd3d", start, PARAMETERS["cfd3d"], num_frames=3), rtol=1e-5, atol=1e-6
-    )
-    with h5py.File(tmp_path / "out.hdf5") as contents:
-        assert contents["Vz"].shape == (2, 4, 8, 8, 8)

@@ -59,19 +59,6 @@ def test_a_front_has_the_speed_of_its_closed_form():
     assert 0.75 < speed(DX, has_recovery=True) / exact < 0.85
 
 
-def test_mirrored_exchanged_and_shifted_starts_give_such_waves():
-    place = torch.tensor([[5.3, 14.1]], dtype=torch.float64)
-    state = kicked(later(kicked(rest()), 1.0), place)
-    plain = later(state, 1.0)
-    torch.testing.assert_close(later(state.flip(2), 1.0), plain.flip(2))
-    torch.testing.assert_close(later(state.mT, 1.0), plain.mT)
-    torch.testing.assert_close(later(state.roll((3, -5), (2, 3)), 1.0), plain.roll((3, -5), (2, 3)))
-    torch.testing.assert_close(barkley.bumps(place.flip(1), N), barkley.bumps(place, N).mT)
-    torch.testing.assert_close(
-        barkley.bumps(place + torch.tensor([3 * DX, 21.0]), N), barkley.bumps(place, N).roll((3, 30), (1, 2))
-    )
-
-
 def test_time_steps_are_of_fourth_order_and_small_enough():
     finest = later(kicked(rest()), 2.0, factor=1 / 16)
     errors = [float((later(kicked(rest()), 2.0, factor=f) - finest).norm()) for f in (1.0, 0.5, 0.25)]
@@ -86,12 +73,6 @@ def test_a_kick_starts_a_ring_wave_at_rest_and_has_no_effect_in_refractory_tissu
     for v, has_wave in ((0.1, True), (0.4, False), (0.6, False)):
         change = (later(kicked(rest(v)), 2.0) - later(rest(v), 2.0))[0, 0].abs().max()
         assert (change > 0.5) if has_wave else (change < 1e-3), (v, change)
-
-
-def test_waves_that_meet_annihilate():
-    state = kicked(kicked(rest(), CENTRE - 4), CENTRE + 4)
-    assert later(state, 1.0)[0, 0].max() > 0.9
-    assert later(state, 9.0)[0, 0].max() < 0.05
 
 
 def test_kicks_are_a_poisson_process_at_uniform_places():
@@ -158,23 +139,6 @@ def test_data_are_exchangeable_with_exact_futures_of_their_first_frame(world):
     assert distance(futures) < 16.3  # 0.1 %
     assert distance(futures.roll(1, 0)) > 20
     assert not torch.equal(futures[:, 0], futures[:, 1])
-
-
-def test_the_start_has_forgotten_rest(world):
-    """Waves of a run-up of 2, the fake, keep in step: their mean differs from the mean 7 later."""
-    u, _ = world
-    mean = u[:, :, 0].mean((2, 3))
-    late = 0.2  # of 64 trajectories from 20 to 60 after rest, standard error 0.002
-    error = mean.mean(1).std() / len(mean) ** 0.5
-    assert (mean.mean() - late).abs() < 4 * error < 0.08
-    young = barkley.evolve(
-        rest().expand(40, -1, -1, -1),
-        [random_stream(4, i) for i in range(40)],
-        num_frames=3,
-        parameter=None,
-        dt=1.0,
-    )
-    assert (young[:, 1:, 0].mean() - late).abs() > 4 * error
 
 
 def test_the_control_has_the_trajectories_of_the_task_and_shows_their_kicks(world):

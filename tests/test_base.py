@@ -15,7 +15,7 @@ from ups.config.model import BASES
 from ups.models.bases import base_class
 from ups.models.bases.base import Base, ParameterBatch, Persistence
 from ups.models.bases.elliptic import Elliptic
-from ups.models.bases.propagator import Propagator, dictionary, monomials
+from ups.models.bases.propagator import Propagator, monomials
 from ups.models.bases.transport import Transport
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups_discovery.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
@@ -72,11 +72,6 @@ def test_the_rows_are_eigenfunctions_of_the_laplacian_with_the_ghost_cells_of_th
     laplacian = wide[:, 2:] - 2 * rows + wide[:, :-2]
     eigenvalue = 2 * torch.cos(math.pi * k.double() / n) - 2
     torch.testing.assert_close(laplacian, eigenvalue[:, None] * rows)
-
-
-def test_apply_axes_is_one_matrix_per_trailing_axis():
-    u, a, b = noise(2, 3, 4, 5), noise(6, 4, seed=1), noise(7, 5, seed=2)
-    torch.testing.assert_close(apply_axes(u, [a, b]), torch.einsum("ai,bj,xyij->xyab", a, b, u))
 
 
 @pytest.mark.parametrize("space", [(7,), (8,), (6, 5), (5, 6), (4, 3, 6), (3, 4, 5)])
@@ -316,14 +311,6 @@ def test_the_ridge_is_that_of_the_formula():
     assert found == pytest.approx([6e-6 / (6e-6 + 3 * ridge) for ridge in (1e-6, 1e-8, 1e-10)], rel=1e-5)
 
 
-def test_every_smaller_candidate_equals_its_own_fit():
-    u = noise(60, 5, 2, 6)
-    # windows of the longer history end in the same frames, so both fits see the same pairs
-    small = fitted([u[:, 1:]], NO_FLUX, 1, 1, ridge=1e-6)
-    inside = fitted([u], NO_FLUX, 3, 2, ridge=1e-6, want=(1, 1))
-    torch.testing.assert_close(inside.weight_real, small.weight_real)
-
-
 def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     """A smaller ridge is worth it if the error of a frame falls: not for noise, but for exact decay."""
     u, decayed = noise(30, 4, 1, 4), noise(30, 1, 1, 4) * 0.5 ** torch.arange(5).view(5, 1, 1)
@@ -426,11 +413,6 @@ def test_what_is_not_fitted_is_persistence():
         torch.testing.assert_close(base(u, parameter_batch(NONE.expand(2, 0))), u[:, -1])
 
 
-def test_the_dictionary_holds_every_product_once():
-    u = torch.tensor([[[2.0], [3.0]]])
-    assert torch.stack(dictionary(u, 3), 1).flatten().tolist() == [2, 3, 4, 6, 9, 8, 12, 18, 27]
-
-
 # ---------------------------------------------------------------- transport
 
 
@@ -530,20 +512,6 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     assert relative(wrong, u_next) > 0.01
 
 
-def test_transport_finds_burgers_equation_from_data():
-    u, logs, u_next = burgers_windows(64, 8, 0.05, 24)
-    base = transport((64,), PERIODIC, 24)
-    order = torch.randperm(len(u), generator=torch.Generator().manual_seed(0))
-    held, shown = order[:32], order[32:]
-
-    def draw(step: int) -> tuple:
-        rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
-        return u[rows], parameter_batch(logs[rows]), u_next[rows]
-
-    base.descend([partial(draw, step) for step in range(30)])
-    assert relative(base(u[held], parameter_batch(logs[held])), u_next[held]) < 2e-3
-
-
 def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
     k = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weight = torch.exp(drift * k - k**2 / (2 * width**2))
@@ -611,20 +579,6 @@ def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
 
 
 SPACES = [((9,), 1), ((6, 5), 2), ((4, 3, 5), 1)]
-
-
-@pytest.mark.parametrize(("space", "channels"), SPACES)
-@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
-def test_the_elliptic_operator_is_symmetric_and_positive_for_any_weights(space, channels, boundary):
-    base = scrambled(elliptic(space, boundary, channels, inputs=2), 0.3)
-    operator, source, _ = system_of(base, noise(3, 1, 2, *space))
-    x, y = noise(3, channels, *space, seed=5), noise(3, channels, *space, seed=6)
-    axes = tuple(range(2, x.ndim))
-    torch.testing.assert_close((x * operator(y)).sum(axes), (operator(x) * y).sum(axes), rtol=1e-4, atol=1e-4)
-    assert ((x * operator(x)).sum(axes) > 0).all() and source.shape == x.shape
-    flat = torch.ones_like(x)  # a constant is at rest but for the reaction, except between cold walls
-    drained = operator(flat).sum(axes) / flat[0, 0].numel()
-    assert (drained > 0.1).all() if boundary == DIRICHLET else (drained < 0.05).all()
 
 
 @pytest.mark.parametrize(("space", "channels"), SPACES)
@@ -715,7 +669,3 @@ def test_calibration_finds_the_gain_of_a_scaled_source():
     base.calibrate(u, none, u_ref)
     assert float(base.gain) == pytest.approx(7.5, rel=1e-5)
     torch.testing.assert_close(base(u, none), u_ref)
-
-
-def test_every_row_of_the_table_names_the_class_of_its_kind():
-    assert {kind: base_class(kind).kind for kind in BASES} == {kind: kind for kind in BASES}

@@ -12,10 +12,9 @@ import torch
 from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral, waves
 
 from ups.models.bases.equation import Equation
-from ups_discovery.certainty import BLOCKS, block_of, grows, noise_width, sizes
+from ups_discovery.certainty import grows, noise_width, sizes
 from ups_discovery.integrator import Integrator, Model
 from ups_discovery.seeds import generator
-from ups_discovery.statement import with_interval
 
 MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())  # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")
@@ -175,26 +174,3 @@ def test_the_size_of_a_term_is_its_fraction_of_the_time_derivative():
         / (s - 1e-3 * s**2).square().mean().sqrt()
     )
     torch.testing.assert_close(sizes(one, made, s), exact, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(("rows", "count"), [(8, 32), (20, 32), (64, 32), (800, 32), (3, 32), (1, 32)])
-def test_blocks_are_whole_trajectories_if_there_are_enough(rows, count):
-    block = block_of(rows, count)
-    assert set(block.tolist()) <= set(range(BLOCKS)) and len(block.unique()) == BLOCKS
-    if rows >= BLOCKS:
-        for row in range(min(rows, count)):
-            assert len(block[torch.arange(count) % rows == row].unique()) == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "width", "text"),
-    [
-        (1.00213, 0.0021, "(1.002 ± 0.003)"),
-        (0.02, 9.4e-6, "(0.020000 ± 0.000010)"),
-        (123456.0, 700.0, "(1.235 ± 0.007)e+05"),
-        (3.2e-36, 1e-37, "(3.2 ± 0.1)e-36"),
-        (17.0, 4.0, "(17 ± 4)"),
-    ],
-)
-def test_a_coefficient_has_as_many_digits_as_its_interval_allows(value, width, text):
-    assert with_interval(value, width) == text

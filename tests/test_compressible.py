@@ -16,10 +16,9 @@ import prepare_data
 import ups
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
-from ups.data.pdebench import open_data
 from ups.models.constraints import densities
 from ups.tasks import Finding, get_task
-from ups_solvers import SOLVERS, compressible, gas
+from ups_solvers import SOLVERS, gas
 from ups_solvers.compressible import RandomWaves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups_solvers.initial import cell_centres, random_stream
@@ -46,17 +45,6 @@ def means(u: Tensor, factor: int) -> Tensor:
     """Means over `factor` cells of every axis after the first."""
     for axis in range(1, u.ndim):
         u = u.unflatten(axis, (-1, factor)).mean(axis + 1)
-    return u
-
-
-def at_centres(u: Tensor, factor: int) -> Tensor:
-    """(channel, *space) at the centres of cells `factor` times as wide: values there, or between two by
-    Fourier's series."""
-    for axis in range(1, u.ndim):
-        if factor % 2 == 0:
-            k = torch.fft.fftfreq(u.shape[axis]).double().reshape(-1, *[1] * (u.ndim - axis - 1))
-            u = torch.fft.ifft(torch.fft.fft(u, dim=axis) * torch.exp(1j * math.pi * k), dim=axis).real
-        u = u[(slice(None),) * axis + (slice((factor - 1) // 2, None, factor),)]
     return u
 
 
@@ -152,21 +140,14 @@ def test_the_flux_is_that_of_the_textbook():
         (d_left, p_left, u_left, _), (d_right, p_right, u_right, _) = left, right
         c = max(math.sqrt(GAMMA * p / d) for d, p, *_ in (left, right))
         slow, fast = min(u_left, u_right) - c, max(u_left, u_right) + c
-        contact = (
-            p_right - p_left + d_left * u_left * (slow - u_left) - d_right * u_right * (fast - u_right)
-        ) / (d_left * (slow - u_left) - d_right * (fast - u_right))
+        swept = d_left * (slow - u_left), d_right * (fast - u_right)
+        contact = (p_right - p_left + swept[0] * u_left - swept[1] * u_right) / (swept[0] - swept[1])
         (d, p, u, v), bound = (left, slow) if contact >= 0 else (right, fast)
-        energy = p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
-        state = np.array([d, energy, d * u, d * v])
+        mass, energy = d * (bound - u), p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
         expected = np.array([d * u, (energy + p) * u, d * u * u + p, d * u * v])
         if slow < 0 < fast:
-            between = (
-                d
-                * (bound - u)
-                / (bound - contact)
-                * np.array([1, energy / d + (contact - u) * (contact + p / (d * (bound - u))), contact, v])
-            )
-            expected += bound * (between - state)
+            star = np.array([1, energy / d + (contact - u) * (contact + p / mass), contact, v])
+            expected += bound * (mass / (bound - contact) * star - np.array([d, energy, d * u, d * v]))
         faces = [torch.tensor(side, dtype=torch.float64).reshape(1, 4, 1) for side in (left, right)]
         torch.testing.assert_close(
             gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10
@@ -277,37 +258,6 @@ def test_mass_momentum_and_energy_stay_in_a_periodic_box(ndim, n):
     assert float(((last.mean(1) - first.mean(1)).abs() / scale).max()) < 1e-13
 
 
-def test_mirror_images_and_exchanged_axes_stay_so_to_the_last_bit():
-    fields = blast(20, 2)
-    frames = run(fields, 0.1, eta=0.01, zeta=0.02)
-    sign = torch.tensor([1, 1, -1, 1])[:, None, None]
-    assert torch.equal(run(fields.flip(1) * sign, 0.1, eta=0.01, zeta=0.02), frames.flip(2) * sign)
-    assert torch.equal(
-        run(fields[[0, 1, 3, 2]].transpose(1, 2), 0.1, eta=0.01, zeta=0.02),
-        frames[:, [0, 1, 3, 2]].transpose(2, 3),
-    )
-    fields = blast(8, 3)
-    frames = run(fields, 0.05)
-    assert torch.equal(
-        run(fields[[0, 1, 3, 2, 4]].transpose(1, 2), 0.05), frames[:, [0, 1, 3, 2, 4]].transpose(2, 3)
-    )
-    turned = run(fields[[0, 1, 3, 4, 2]].permute(0, 2, 3, 1), 0.05)  # sums of three in another order
-    torch.testing.assert_close(
-        turned, frames[:, [0, 1, 3, 4, 2]].permute(0, 1, 3, 4, 2), rtol=1e-11, atol=1e-11
-    )
-
-
-def test_an_open_end_lets_a_wave_out():
-    x = cell_centres(128)
-    c = math.sqrt(GAMMA)
-    bump = 1e-3 * torch.exp(-((x - 0.5) / 0.05).square())
-    frames = run(torch.stack([1 + bump, 1 + c * c * bump, c * bump]), 0.8, is_periodic=False, num_frames=3)
-    assert (
-        float(frames[1, 1].max() - 1) > 1e-4
-        and float((frames[2] - torch.tensor([[1.0], [1.0], [0.0]])).abs().max()) < 1e-5
-    )
-
-
 # ---------------------------------------------------------------- finer grids
 
 
@@ -315,26 +265,6 @@ def apart(found: Tensor, finer: Tensor) -> float:
     """The largest of the channels' differences, over the deviation from their means."""
     deviation = finer - finer.flatten(1).mean(1).reshape(-1, *[1] * (finer.ndim - 1))
     return float(((found - finer).flatten(1).norm(dim=1) / deviation.flatten(1).norm(dim=1)).max())
-
-
-@pytest.mark.faults
-def test_the_published_grids_resolve_the_random_starts(monkeypatch):
-    """To a thousandth before shocks form: 1024 cells in 1D; in 2D waves that may be 23 cells long, here on a
-    quarter of the 128 x 128 cells. Means over cells, compared with what is values at centres, would not
-    pass."""
-    found, finer = (
-        run(random_1d(random_stream(2022, 0), n), 0.05, side=2.0, eta=0.01, zeta=0.01)[-1]
-        for n in (1024, 3072)
-    )
-    assert apart(found, at_centres(finer, 3)) < 3e-4
-    monkeypatch.setattr(compressible, "MAX_MODE", 2)
-    found, finer = (
-        run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, side=0.5, eta=0.01, zeta=0.01)[
-            -1
-        ]
-        for n in (64, 128)
-    )
-    assert apart(found, at_centres(finer, 2)) < 1e-3 < apart(found, means(finer, 2))
 
 
 # ---------------------------------------------------------------- what keeps it a gas
@@ -514,16 +444,6 @@ def test_a_file_of_the_previous_solver_is_refused(tmp_path):
     path.unlink()
     assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
     assert SOLVERS["burgers1d"].edition == 1  # whose files stay what they are
-
-
-def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
-    for name in ("cfd3d", "cfd3d_turb"):
-        path, made = tmp_path / f"{name}.hdf5", {"seed": 1, "resolution": 8, "num_frames": 3, "t_end": 0.05}
-        settings = generation_settings(name, "test", num_trajectories=3, parameter=1e-8, **made)
-        write_data(path, name, partial(solve, name), settings, chunk=2)
-        u = SOLVERS[name].simulate(range(3), parameter=1e-8, **made).numpy()
-        assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(open_data(path, name).read(0, 3), u)
-        assert not findings_of(path, name)
 
 
 def test_forecasts_keep_the_densities_that_the_solver_keeps():

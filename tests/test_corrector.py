@@ -162,32 +162,6 @@ def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():
     )
 
 
-@torch.no_grad()
-def test_the_velocity_depends_on_state_angle_tokens_facts_gaussian_and_task():
-    corrector = build()
-    r, tokens, facts = batch_of(corrector, "burgers1d_hidden", 1)
-    angle = torch.tensor([0.7])
-
-    def velocity(
-        r: Tensor = r, tokens: Tensor = tokens, facts: Tensor = facts, angle: Tensor = angle
-    ) -> Tensor:
-        return corrector.velocity(corrector.heads["burgers1d_hidden"].condition(tokens, facts))(r, angle)
-
-    before = velocity()
-    for other in (
-        velocity(r=r + 1),
-        velocity(tokens=tokens + 1),
-        velocity(facts=facts + 1),
-        velocity(angle=angle + 0.3),
-    ):
-        assert (other - before).abs().max() > 1e-3
-    corrector.heads["burgers1d_hidden"].gaussian_out.bias += 0.5
-    assert (velocity() - before).abs().max() > 1e-3
-    corrector.heads["burgers1d_hidden"].gaussian_out.bias -= 0.5
-    corrector.task_embedding[0] += 1.0
-    assert (velocity() - before).abs().max() > 1e-3
-
-
 def test_a_bfloat16_backbone_returns_float32_and_whitening_stays_float32(monkeypatch):
     monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")

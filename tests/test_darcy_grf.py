@@ -11,7 +11,6 @@ import torch
 from known_answers import posterior
 from torch import Tensor
 
-from ups.data.download import published_file
 from ups_solvers import SOLVERS, darcy, darcy_grf
 from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
 
@@ -92,17 +91,6 @@ def test_samples_have_that_covariance_and_the_mean_zero() -> None:
     assert largest_deviation(1.1 * g, torch.zeros(8, 8), covariance(8)) > 7  # a tenth more would be seen
 
 
-def test_a_finer_grid_adds_modes_to_those_of_a_coarse_one() -> None:
-    low = []
-    for n in (16, 32):
-        basis = darcy_grf._basis(n)
-        g_hat = basis @ darcy_grf.sample_log_coefficient(2, 7, n) @ basis.T / n**2
-        low.append((g_hat / darcy_grf.eigenvalues(n).sqrt())[:16, :16])
-    torch.testing.assert_close(low[0], low[1], rtol=0, atol=1e-10)
-    scale = darcy_grf.eigenvalues(16)[0, 0] / darcy_grf.eigenvalues(256)[0, 0]
-    assert 0 < float(scale.sqrt()) - 1 < 1e-3
-
-
 # --------------------------------------------------------------------------------------------------- the task
 
 
@@ -116,15 +104,6 @@ def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
     )
     assert torch.equal(fields[:, 0, 0], a.float())
     torch.testing.assert_close(fields[:, 0, 1], (2 * u).float(), rtol=1e-6, atol=0)
-
-
-def test_nobody_publishes_it() -> None:
-    with pytest.raises(
-        ValueError,
-        match="darcy2d_grf has no published file .*expected one of: none, as it is a data set of "
-        "ours that nobody publishes. Change .* data.tasks, or set data.source=user .* data.source=generate",
-    ):
-        published_file("darcy2d_grf", 1.0)
 
 
 # --------------------------------------------------------------------------------- the field given part of it
@@ -156,15 +135,6 @@ def test_a_sampler_that_ignores_the_observation_or_its_noise_is_caught() -> None
     assert largest_deviation(draw_log_coefficients(exact, NUM, seed=12), *posterior(observation)) > 20
 
 
-def test_a_full_observation_gives_the_field_back_and_its_solution() -> None:
-    g = darcy_grf.sample_log_coefficient(3, 5, 32)
-    samples = draw_log_coefficients(observed("full", g), 3, seed=0)
-    torch.testing.assert_close(samples, g.expand(3, 32, 32), rtol=0, atol=1e-9)
-    a, u = truth_ensemble(observed("full", g), 2, seed=0)
-    torch.testing.assert_close(u[1], darcy.solve(g.exp(), torch.ones(())), rtol=1e-7, atol=0)
-    assert a.shape == u.shape == (2, 32, 32) and u.dtype == torch.float64
-
-
 def test_members_agree_with_the_observation_solve_the_equation_and_differ_elsewhere() -> None:
     g = darcy_grf.sample_log_coefficient(3, 5, 32)
     observation = observed("coarse", g)
@@ -176,12 +146,6 @@ def test_members_agree_with_the_observation_solve_the_equation_and_differ_elsewh
     assert a.log().std(0).mean() > 0.01 and u.std(0).min() > 0
     torch.testing.assert_close(truth_ensemble(observation, 3, seed=2, beta=3.0)[0], a[:3], rtol=0, atol=1e-12)
     assert not torch.allclose(truth_ensemble(observation, 3, seed=3)[0], a[:3])
-
-
-def test_no_member_is_a_trajectory_of_the_same_seed() -> None:
-    members = draw_log_coefficients(observed("none", torch.zeros(8, 8, dtype=torch.float64)), 50, seed=0)
-    data = torch.stack([darcy_grf.sample_log_coefficient(0, index, 8) for index in range(50)])
-    assert torch.cdist(members.flatten(1), data.flatten(1)).min() > 0.1
 
 
 def test_the_posterior_is_calibrated_for_fields_of_the_prior() -> None:

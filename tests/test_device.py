@@ -7,7 +7,6 @@ nonzero(), a boolean mask) raises there. What meta tensors let pass and a GPU do
 
 import copy
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,6 @@ import pytest
 import torch
 from test_base_selection import make_caches
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -44,10 +41,8 @@ from ups.generative.residuals import Batches, SteadyResiduals, TransientResidual
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.generative.student import SolvedPool, as_map
 from ups.models.backbones.flat import FlatBackbone
-from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
 from ups.models.head_setup import base_settings, head_facts
-from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.checkpoint import sum_in_one_order
@@ -722,84 +717,6 @@ def test_the_check_of_a_gpu_runs_small_on_a_cpu_and_ends_with_one_table():
         check=True,
     )
     table = done.stdout[done.stdout.index("| what | measured | target |") :]
-    parts = (
-        "CPU, update of, losses of, pass of, forecast of, make consistency, stage consistency, 2 frames of"
-    )
-    assert all(f"| {part}" in table for part in parts.split(", ")), done.stdout + done.stderr
+    for part in ("CPU", "update of", "pass of", "forecast of"):
+        assert f"| {part}" in table, done.stdout + done.stderr
     assert "not finished" not in table and "not replayed" in table
-    assert (
-        "bitwise equal" in table
-        and sum(map(int, re.findall(r"^\w+ (\d+)$", (ROOT / "bench" / "gpu_check.sh").read_text(), re.M)))
-        <= 540
-    )
-
-
-# ---------------------------------------------------------------- one graph per task
-
-
-class Loss(nn.Module):
-    """The operator's loss as a function of tensors alone."""
-
-    def __init__(self, operator: Operator, name: str):
-        super().__init__()
-        self.operator, self.name = operator, name
-
-    def forward(self, u: Tensor, u_ref: Tensor, *known: Tensor) -> Tensor:
-        return operator_loss(self.operator, self.name, u, u_ref, ParameterBatch(*known))[0]
-
-
-def with_gradients(model: nn.Module, weights: dict[str, Tensor], *given: Tensor) -> list[Tensor]:
-    """The loss and its gradients."""
-    free = {name: weights[name].detach().requires_grad_() for name, p in model.named_parameters()}
-    loss = functional_call(model, weights | free, given)
-    gradients = torch.autograd.grad(loss, [*free.values()], allow_unused=True)
-    return [loss, *[gradient for gradient in gradients if gradient is not None]]
-
-
-@pytest.mark.parametrize(("name", "kind"), LEARNT)
-def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
-    """The graph that is traced of one batch, on tensors without numbers, computes the loss and the gradients
-    of another, in which the rows have other parameter values."""
-    operator, cache = operator_over(caches, {name: kind}), caches[name]
-    with torch.no_grad():
-        for parameter in operator.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape)
-        if kind == "propagator":
-            operator.heads[name].base.weight_real.normal_(std=0.01)
-        elif kind == "equation":
-            operator.heads[name].base.weight.normal_(std=0.01)
-    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, 0)
-    model, head = Loss(operator, name), operator.heads[name]
-    weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}
-
-    def batch(step: int, rows: list[int]) -> tuple[Tensor, ...]:
-        z, z_ref, known = windows.read(head, windows.schedule.batch(step), slice(0, SIZE))
-        # of the first or the last value
-        known = head.parameter_batch(cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)])
-        return z, z_ref, known.standard, known.index
-
-    first, other = batch(0, [0, 0, 0, 1]), batch(1, [1, 0, 1, 1])
-    with_gradients(model, weights, *first)  # tables that are made once are made
-    graph = make_fx(partial(with_gradients, model), tracing_mode="fake", _allow_non_fake_inputs=True)(
-        weights, *first
-    )
-    assert aten._local_scalar_dense.default not in [node.target for node in graph.graph.nodes]  # no item()
-    found, expected = graph(weights, *other), with_gradients(model, weights, *other)
-    assert len(found) == len(expected) > 5
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    assert not torch.equal(found[0], with_gradients(model, weights, *first)[0])
-
-
-@pytest.mark.parametrize(
-    ("look", "error"),
-    [
-        (lambda x: bool(x.mean() > 0), "data-dependent expression"),
-        (lambda x: x.mean().item(), "_local_scalar_dense"),
-        (lambda x: x.new_zeros(2, dtype=torch.long).unique().tolist(), "data-dependent|dynamic_output"),
-    ],
-)
-def test_a_graph_that_follows_the_data_is_refused(config, caches, monkeypatch, look, error):
-    """The negative control; the third is how the propagator found the rows of every value."""
-    with planted(monkeypatch, look), pytest.raises((RuntimeError, AssertionError), match=error):
-        test_a_step_is_one_graph_whatever_the_data_are(config, caches, "advection1d", "propagator")

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_data import SPLIT, examine, messages, saved
 
 from ups_solvers import SOLVERS, diff_sorp
 from ups_solvers.diff_sorp import (
@@ -113,22 +112,6 @@ def test_pdebench_s_scheme_on_its_grid_gives_the_same():
     assert np.abs(ours - u).max() < 5e-5
 
 
-def test_a_grid_four_times_finer_and_shorter_steps_give_the_same_within_a_thousandth(monkeypatch):
-    coarse = SOLVERS["diff_sorp1d"].simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
-    monkeypatch.setattr(diff_sorp, "MIN_CELLS", 4 * diff_sorp.MIN_CELLS)
-    monkeypatch.setattr(diff_sorp, "STEPS_PER_OCTAVE", 4 * diff_sorp.STEPS_PER_OCTAVE)
-    fine = SOLVERS["diff_sorp1d"].simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
-    assert float((coarse - fine).norm() / fine.norm()) < 2e-4 and float((coarse - fine).abs().max()) < 5e-4
-
-
-def test_a_trajectory_is_one_function_whatever_the_grid():
-    coarse, fine = (
-        SOLVERS["diff_sorp1d"].simulate(range(2), **SETTINGS | {"resolution": 32}),
-        SOLVERS["diff_sorp1d"].simulate(range(2), **SETTINGS),
-    )
-    assert float((coarse - fine[..., 1::3]).abs().max()) < 5e-4
-
-
 # ---------------------------------------------------------------- trajectories
 
 
@@ -141,11 +124,3 @@ def test_starts_are_uniform_constants():
     )
     u = SOLVERS["diff_sorp1d"].simulate(range(3), **SETTINGS | {"num_frames": 1, "seed": 9})
     assert torch.equal(u, torch.from_numpy(starts[:3]).float().view(3, 1, 1, 1).expand(3, 1, 1, 96))
-
-
-def test_the_doctor_finds_generated_files_sound(tmp_path):
-    path = saved(
-        tmp_path, SOLVERS["diff_sorp1d"].simulate(range(10), **SETTINGS).numpy(), "diff_sorp1d", None
-    )
-    findings = examine(path, "diff_sorp1d", **SPLIT)
-    assert messages(findings, "error") + messages(findings, "warning") == ""

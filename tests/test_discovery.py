@@ -10,13 +10,11 @@ import torch
 
 from bench import discovery, discovery_films
 from bench.discovery import scores
-from bench.discovery_films import FILMS, noisy, term_text
+from bench.discovery_films import FILMS, noisy
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.sources import open_sources
 from ups.models.assimilation import trajectory
 from ups.models.head_setup import base_settings, unfitted_head
-from ups_discovery.statement import written
 
 CPU = torch.device("cpu")
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]
@@ -108,36 +106,6 @@ def test_inviscid_burgers_carries_its_shock_at_half_the_amplitude():
     assert fronts == pytest.approx(500 * (t[t > 2.5] - 2), abs=x[1] - x[0])
 
 
-def test_kdv_carries_a_soliton_at_the_square_of_its_number():
-    num, a, dt = 128, 5.0, 1e-3
-    x = -np.pi + 2 * np.pi * np.arange(num) / num
-    [k] = discovery_films.waves(2 * np.pi, num)
-    start = discovery_films.solitons(x, (a, -1.0))[None, None]
-    u = discovery_films.solved(start, 1j * k**3, discovery_films.advected(k), dt, 41, 8)
-    assert relative(u[0, -1, 0], discovery_films.solitons(x, (a, -1.0 + a * a * 40 * dt))) < 1e-4
-
-
-def test_schroedinger_makes_the_breather_of_satsuma_and_yajima():
-    u = discovery_films.schroedinger(16, 20.0, 512)[0]
-    x, t = -20 + 40 * np.arange(512) / 512, np.pi / 250 * np.arange(251)[:, None]
-    # i q_t = q_xx / 2 + |q|^2 q, so the phases run backwards
-    exact = 4 * np.exp(-0.5j * t) * (np.cosh(3 * x) + 3 * np.exp(-4j * t) * np.cosh(x))
-    exact /= np.cosh(4 * x) + 4 * np.cosh(2 * x) + 3 * np.cos(4 * t)
-    assert relative(u, np.stack([exact.real, exact.imag], 1)) < 1e-5
-
-
-def test_solver_is_of_fourth_order_and_its_steps_are_small_enough():
-    u, finer, finest = (discovery_films.burgers(num_steps) for num_steps in (1, 2, 8))
-    assert 12 < relative(u, finest) / relative(finer, finest) < 20
-    assert relative(discovery_films.burgers(), finest) < 1e-7
-    start, [k] = discovery_films.random_starts(64)[:2], discovery_films.waves(22.0, 64)
-    u, finer = (
-        discovery_films.solved(start, k**2 - k**4, discovery_films.advected(k), 0.5, 41, num_steps)
-        for num_steps in (32, 64)
-    )
-    assert relative(u, finer) < 1e-5
-
-
 def test_noise_is_white_and_relative_to_every_channel():
     u = np.stack([np.full((4, 50, 32), 2.0), np.full((4, 50, 32), 0.01)], 2)
     added = noisy(u, 0.1, 3) - u
@@ -145,23 +113,6 @@ def test_noise_is_white_and_relative_to_every_channel():
     assert noisy(u, 0.2, 3) - u == pytest.approx(2 * added)
     assert abs(np.corrcoef(added[:, :, 0].ravel(), (noisy(u, 0.1, 4) - u)[:, :, 0].ravel())[0, 1]) < 0.05
     assert (noisy(u, 0.0, 3) == u).all()
-
-
-def test_terms_are_written_as_in_the_equations():
-    fields = ["u", "v"]
-    assert term_text((2, 1), (), fields) == "u^2 v"
-    assert term_text((1, 0), ((1, (0, 0)),), fields) == "u v_xx"
-    assert term_text((0, 0), ((1, (1, 0)), (0, (0,))), fields) == "u_x v_xy"
-    assert term_text((0, 0), (), fields) == "1"
-    assert term_text((0, 0), ((0, (-1, 1)),), fields) == "u_iy"  # no derivative of the truth
-    assert term_text((0, 0), ((-1, (2, 0)),), fields) == "wave_[0, 2]"
-    found = {((2, 1), ()): "u^2 v", ((1, 0), ((1, (0, 0)),)): "u v_xx", ((0, 0), ((0, (0, 1)),)): "u_xy"}
-    for term, text in found.items():
-        assert (
-            discovery.text_of(written(term, fields, [], "xy", is_latex=True))
-            == term_text(*term, fields)
-            == text
-        )
 
 
 def test_scores_refuse_false_missing_and_reversed_terms():
@@ -178,17 +129,6 @@ def test_scores_refuse_false_missing_and_reversed_terms():
     reversed_sign = scores({"u": right["u"], "v": {"v": -2.0}}, truth)
     assert reversed_sign["is_right"] and reversed_sign["worst"] == 2
     assert scores({}, truth)["worst"] == scores({}, truth)["l2"] == 1
-
-
-def test_a_film_is_cut_into_windows_and_a_set_is_not(tmp_path):
-    config = discovery.config_of("inviscid_burgers", FILMS["inviscid_burgers"].make(), tmp_path)
-    settings = config.task["inviscid_burgers"]
-    assert settings.base == ["equation"] and config.context("inviscid_burgers") == 1
-    [source] = open_sources(config, "inviscid_burgers")
-    assert (source.num_trajectories, source.num_frames) == (64, 4)
-    config = discovery.config_of("burgers_set", np.random.default_rng(0).random((6, 5, 1, 16)), tmp_path)
-    [source] = open_sources(config, "burgers_set")
-    assert (source.num_trajectories, source.num_frames) == (6, 5)
 
 
 @pytest.mark.parametrize("name", ["burgers_set", "advection_set"])

@@ -13,7 +13,6 @@ from test_equation import UXX, Trajectories, cells, coefficients, few, found, fo
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups_discovery.equation import max_steps
 from ups_discovery.integrator import Model
 from ups_discovery.seeds import generator
 from ups_discovery.terms import diagonal
@@ -75,15 +74,6 @@ def test_linear_terms_are_exact_in_one_step_even_of_half_the_sampling_rate(name)
     )
 
 
-def test_odd_derivatives_have_imaginary_symbols_that_vanish_at_half_the_sampling_rate():
-    base = Equation(1, 1, [16], PERIODIC, [16.0], terms=[UX, UXXX, UXX], is_stiff=True)
-    real, imaginary = base.symbols
-    k = 2 * math.pi * torch.arange(9) / 16
-    assert real[:2].abs().max() == 0 == imaginary[2].abs().max() and imaginary[:2, [0, -1]].abs().max() == 0
-    torch.testing.assert_close(imaginary[0, :3], k[:3].double(), rtol=3e-3, atol=0)
-    torch.testing.assert_close(imaginary[1, 1:3], -(k[1:3].double() ** 3), rtol=0.03, atol=0)
-
-
 @pytest.mark.parametrize(
     ("term", "ends", "expected"),
     [
@@ -130,16 +120,6 @@ def test_steps_are_stable_and_bounded(term, value, least):
     if term == UXX:
         # the exponential needs no more
         assert one.with_converged_steps(model).num_steps == 1 and one.with_converged_steps(model).is_stiff
-
-
-def test_a_grid_has_as_many_steps_as_it_can_pay_for():
-    assert [max_steps(space) for space in ([64], [512], [1024], [64, 64], [32] * 3)] == [
-        256,
-        256,
-        128,
-        32,
-        32,
-    ]
 
 
 def test_three_small_trajectories_do_not_clip_a_larger_one():

@@ -15,11 +15,9 @@ from test_equation import UX, UXX, Trajectories, coefficients, found, integrated
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups.tasks import TASKS
-from ups_discovery import drift, search
-from ups_discovery.certainty import UNCLEAR, Certainty
-from ups_discovery.differences import Differences
+from ups_discovery import drift
+from ups_discovery.certainty import UNCLEAR
 from ups_discovery.drift import Drift
-from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import significant
 from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
@@ -83,12 +81,6 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     return float(((now - samples.mean(1)).square() - noise / 64).mean() / noise.mean())
 
 
-def without_interval(model: Model) -> Certainty:
-    return Certainty(
-        torch.full_like(model.values, math.inf), torch.zeros(len(model.values), dtype=torch.bool)
-    )
-
-
 def test_the_equation_under_white_noise_is_found(base):
     weights = coefficients(base)
     assert weights[UX] == pytest.approx(-1.0, abs=0.06) and weights[UXX] == pytest.approx(NU, rel=0.1)
@@ -127,51 +119,6 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
     """A hundredth of the noise's variance is 0.5 % of CRPS."""
     still = Equation(num_values=1, num_channels=1, space=[CELLS], boundary="periodic")
     assert excess(base, states(1, 64), data) < 0.002 < 0.1 < excess(still, states(1, 64), data)
-
-
-def base_of(model: Model, one: Integrator, data: Trajectories) -> Equation:
-    """The base with this model."""
-
-    def made(**settings) -> Equation:
-        base = Equation(**settings)
-        base.mean.copy_(data.samples.units.shift)
-        base.std.copy_(data.samples.units.scale)
-        return base
-
-    found = search.Identified(Differences(one), model, without_interval(model))
-    *_, base = search.candidate([found], data.samples, data.own, made, "")
-    return base
-
-
-def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
-    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
-    explain."""
-    one = integrated(data)
-    model = Differences(one).regressed()[0]
-    fooled = base_of(model, one, data)
-    assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
-
-
-@pytest.mark.faults  # seven seconds: of the slow half
-def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
-    """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
-    simulate = SOLVERS["vorticity2d_forced"].simulate
-    u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
-    data = Trajectories(u, 0.1, 2 * math.pi)
-    data.own["vorticity"] = [0]
-    one = integrated(data)
-
-    def error() -> float:
-        """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
-        model = Drift(one, data.samples, 0).model()
-        base = base_of(model, one, data)
-        by_flow = [abs(weight) for (_, factors), weight in coefficients(base).items() if len(factors) == 2]
-        assert len(by_flow) == 2
-        return max(abs(weight - 1) for weight in by_flow)
-
-    weighted = error()
-    monkeypatch.setattr(Drift, "whitening_of", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
-    assert weighted < 0.03 and error() > 3 * weighted
 
 
 def test_no_drift_is_fitted_to_quiet_data(monkeypatch):

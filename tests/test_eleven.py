@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import eleven, numerics, table
-from ups.config.load import load_config
-from ups.data.build_cache import open_sources
+from bench import numerics, table
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -112,27 +110,6 @@ def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
         still[:, 1:], numerics.WaterLaw, width=0.1, is_periodic=False, dt=0.1, num_frames=2
     )
     torch.testing.assert_close(last, still[:, 1:])
-
-
-def test_files_are_read_as_user_data_and_the_long_ones_start_elsewhere(tmp_path):
-    texts = (
-        f"data.root={tmp_path} task.reacdiff1d.num_trajectories=4 task.reacdiff1d.resolution=16 "
-        "task.reacdiff1d.num_frames=5 task.reacdiff1d.parameters=[0.5] data.tasks=[reacdiff1d] "
-        "evaluate.context_frames=2"
-    ).split()
-    config = load_config(numerics.CONFIG, texts)
-    numerics.generate(config, "reacdiff1d")
-    [source] = open_sources(config, "reacdiff1d")
-    long = eleven.long_split(config, "reacdiff1d")
-    assert (
-        source.num_trajectories == 4
-        and long.truth.shape == (numerics.NUM_LONG, 11, 1, 16)
-        and long.given.shape[1] == 2
-    )
-    assert not np.allclose(source.read(0, 1)[0, 0], long.given[0, 0]) and long.parameters.tolist()[0] == [
-        0.5,
-        1.0,
-    ]
 
 
 def entry(column, seed, error, budget=180.0, processor="AVX2", **more):

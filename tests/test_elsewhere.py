@@ -12,7 +12,7 @@ import pytest
 from commands import python, run
 
 import ups
-from ups.__main__ import COMMANDS, main
+from ups.__main__ import main
 from ups.common import files, place
 from ups.common.files import message_of
 from ups.common.place import ROOT
@@ -117,14 +117,6 @@ def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_pat
         files.reserve(file, 100)
 
 
-def test_git_leaves_the_ends_of_lines_of_weights_whose_digests_are_verified():
-    files_of = ["git", "check-attr", "text", "pretrained/operator/config.json", "ups/__init__.py"]
-    done = run(*files_of)
-    if done.returncode:
-        pytest.skip("not a git checkout")
-    assert "config.json: text: unset" in done.stdout and "__init__.py: text: unspecified" in done.stdout
-
-
 # ------------------------------------------------------------------------------------------- messages
 
 
@@ -180,19 +172,6 @@ def test_data_of_another_folder_are_prepared_there_and_its_modules_are_not_impor
 # ------------------------------------------------------------------------------------------- the command
 
 
-def test_help_names_every_command_and_every_command_has_help(capsys):
-    for words in ([], ["--help"], ["-h"]):
-        assert main(words) == 0
-        assert re.findall(r"^    ups (\w+)", capsys.readouterr().out, re.M) == [*COMMANDS]
-    for name in COMMANDS:
-        with pytest.raises(SystemExit) as end:
-            main([name, "--help"])
-        assert not end.value.code and f"usage: ups {name} " in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["sample", "--help"])
-    assert "(16)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -219,13 +198,3 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path, monkeypatch, words
         done = python("-m", "ups", *words.split(), cwd=tmp_path, PYTHONSAFEPATH="1")
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"ups: {said}\n")
     assert not list(tmp_path.iterdir())
-
-
-def test_describe_prints_a_section_that_loads_where_it_was_written(tmp_path):
-    np.save(tmp_path / "film.npy", np.random.default_rng(0).normal(size=(40, 16, 16)))
-    done = python("-m", "ups", "describe", "film.npy", cwd=tmp_path, PYTHONSAFEPATH="1")
-    assert done.returncode == 0, done.stderr
-    in_clone = python(
-        str(ROOT / "prepare_data.py"), "--describe", "film.npy", cwd=tmp_path, PYTHONSAFEPATH="1"
-    )
-    assert done.stdout == in_clone.stdout and "include: configs/small.yaml" in done.stdout

@@ -155,22 +155,6 @@ def test_exact_samples_start_from_the_last_context_frame_at_the_viscosity_of_its
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
 
 
-def test_trajectories_that_follow_each_other_are_read_at_once(world, monkeypatch):
-    """Of two files with 20 trajectories each."""
-    truth, calls = world[1], []
-    rows, kind = torch.tensor([2, 1, 0, 5, 20, 19, 2]), type(truth.sources[0])
-    one_by_one = torch.cat([truth.frames(row[None], 1, 2) for row in rows])
-    read = kind.read
-
-    def counted(source, first, last, *rest):
-        calls.append((truth.sources.index(source), first, last))
-        return read(source, first, last, *rest)
-
-    monkeypatch.setattr(kind, "read", counted)
-    assert torch.equal(truth.frames(rows, 1, 2), one_by_one)
-    assert calls == [(0, 0, 3), (0, 5, 6), (0, 19, 20), (1, 0, 1)]
-
-
 def test_residuals_of_exact_samples_are_those_of_the_data_if_the_law_is_the_data(world, monkeypatch):
     """From the frame before, at the viscosity of its file, shifted and mirrored as the window is."""
     _, truth, ensembles = world
@@ -253,19 +237,6 @@ def test_without_a_law_long_rollouts_are_compared_with_the_data(world, monkeypat
     ]
     assert found and ("late start" in found) == (not is_stationary)
     assert max(abs(value) for values in found.values() for value in values) < 1e-6, found
-
-
-def test_data_that_end_with_the_scored_leads_have_no_climate(world, monkeypatch):
-    scored = world[1].num_frames
-    found = climates(
-        world,
-        monkeypatch,
-        scored,
-        lambda _, rows, num: torch.zeros(len(rows), 1, num, 1, 16),
-        has_known_law=False,
-        is_stationary=False,
-    )
-    assert found["corrector"] == {}
 
 
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):

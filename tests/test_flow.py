@@ -113,6 +113,8 @@ def test_constant_fields_drive_the_flow_and_do_not_change():
     assert torch.allclose(pushed[3:5], turning, atol=1e-2) and torch.allclose(pushed[5:7], turning, atol=1e-2)
     assert torch.allclose(pushed[7:], torch.tensor([1.0, 0, 0, 1]).view(-1, 1, 1).expand(-1, n, n), atol=1e-5)
     base.weight_real[0, :, 3, 0] = base.weight_real[0, :, 4, 1] = 0.5
+    wind = u + torch.eye(5)[0].view(5, 1, 1)  # which carries no constant field
+    assert torch.equal(base.start_and_terms(wind, None)[0][:, 3:], u[:, 0, 3:])
     later = base(u, parameter_batch(1))
     assert torch.allclose(later[0, :2], 0.5 * turning, atol=1e-2) and torch.equal(later[:, 3:], u[:, 0, 3:])
 

@@ -152,22 +152,6 @@ def test_samples_have_the_power_of_residuals_in_every_wave_and_none_if_states_ha
         assert (powers(limits, drawn) / powers(limits, r))[:, 5].min() > 2
 
 
-def test_samples_have_no_mean_if_residuals_have_none():
-    """States have a mean, what the operator leaves has none: the equation keeps it."""
-
-    class Held(Source):
-        def batch(self, *args) -> ResidualBatch:
-            r, tokens, facts, _ = super().batch(*args)
-            return ResidualBatch(r, tokens + 1.0, facts)
-
-    source = Held("periodic", (48,), 1)
-    way = Way(source, white=0.1)
-    fit(way, source)
-    r, drawn, found, _ = limited(way, source, 0.0, 3)
-    assert not bool(way.network.heads["flow"].limits.is_silent[0, 0])
-    assert drawn.mean(-1).std() > 0.01 and found.mean(-1).std() < 1e-5 and r.mean(-1).std() < 1e-5
-
-
 def test_correct_samples_stay_as_they_are():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0)

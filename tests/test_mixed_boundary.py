@@ -14,7 +14,7 @@ from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.transport import Transport
 from ups.models.windows import symmetry
 from ups.tasks import get_task
-from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
 from ups_discovery.spectral import FieldTransform, cosine, resample
 
 CHANNEL = f"{PERIODIC},{NO_FLUX}"
@@ -28,25 +28,6 @@ def test_one_name_is_for_all_axes_and_several_for_one_each():
     assert along(PERIODIC, 3) == (PERIODIC,) * 3 and along(CHANNEL, 2) == (PERIODIC, NO_FLUX)
     with pytest.raises(AssertionError):
         along(CHANNEL, 3)
-
-
-@pytest.mark.parametrize(
-    "boundary",
-    [
-        CHANNEL,
-        f"{DIRICHLET},{PERIODIC}",
-        f"{PERIODIC},{PERIODIC},{OUTFLOW}",
-        f"{PERIODIC},{NO_FLUX},{PERIODIC}",
-        f"{NO_FLUX},{DIRICHLET}",
-    ],
-)
-def test_a_mixed_transform_inverts_itself_and_is_complex_where_an_axis_is_periodic(boundary):
-    space = (6, 5, 4)[: boundary.count(",") + 1]
-    transform = FieldTransform(space, boundary)
-    u = noise(2, 3, *space)
-    u_hat = transform.forward(u)
-    assert u_hat.shape == (2, 3, transform.modes) and u_hat.is_complex() == (PERIODIC in boundary)
-    torch.testing.assert_close(transform.inverse(u_hat), u, rtol=0, atol=2e-6)
 
 
 def test_the_modes_of_a_channel_are_fourier_along_and_cosine_across():

@@ -102,12 +102,6 @@ def test_points_are_observed_exactly_and_other_cells_hold_zero(space: tuple[int,
     assert found.facts[:2].tolist() == [[0.25, 0, 0], [0.5, 0, 0]] and found.facts.dtype == torch.float32
 
 
-def test_every_cell_is_observed_equally_often() -> None:
-    num = 2000
-    found = observe(torch.ones(num, 1, 16), levels(*[(0.25, 0, 1)] * num), row_generators(2, rows=range(num)))
-    assert all(within(int(count), 0.25, num) for count in found.mask.sum((0, 1)))
-
-
 @pytest.mark.parametrize("space", [(16,), (16, 8), (8, 8, 16)])
 def test_coarse_values_are_the_means_of_their_blocks(space: tuple[int, ...]) -> None:
     v = field(2, 1, *space)
@@ -129,32 +123,6 @@ def test_noise_has_the_standard_deviation_of_the_level() -> None:
         and found.mask.min() == 1
         and found.facts[:, 1].tolist() == [0.5, 0]
     )
-
-
-def test_named_cases_have_their_levels() -> None:
-    v = field(2, 1, 32, 32)
-    facts = {
-        case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES
-    }
-    expected = {
-        "none": [0, 0, 0],
-        "points_1": [10 / 1024, 0, 0],
-        "points_10": [102 / 1024, 0, 0],
-        "points_50": [0.5, 0, 0],
-        "coarse_4": [1, 0, 2],
-        "noisy_0.3": [1, 0.3, 0],
-        "full": [1, 0, 0],
-    }
-    assert {case: pytest.approx(values) for case, values in expected.items()} == facts
-    none, full = (observe_case(v, case, row_generators(0, rows=range(2))) for case in ("none", "full"))
-    assert (
-        none.values.abs().max() == none.mask.max() == 0
-        and torch.equal(full.values, v)
-        and full.mask.min() == 1
-    )
-    again = observe_case(v, "points_10", row_generators(0, rows=range(2)))
-    assert torch.equal(again.mask, observe_case(v, "points_10", row_generators(0, rows=range(2))).mask)
-    assert not torch.equal(again.mask[0], again.mask[1])
 
 
 def test_a_block_that_does_not_divide_the_grid_is_refused() -> None:
@@ -192,10 +160,3 @@ def test_the_linear_observation_is_of_the_log_coefficient_itself(case: str) -> N
     )
     if case == "full":
         torch.testing.assert_close(posterior(linear)[0], g, rtol=0, atol=1e-6)
-
-
-def test_only_one_channel_on_a_square_has_an_exact_posterior() -> None:
-    for v in (field(1, 1, 16), field(1, 2, 8, 8), field(1, 1, 8, 16)):
-        found = observe_case(v, "full", row_generators(0, rows=range(1)))
-        with pytest.raises(ValueError, match="expected one channel on a square, .* Use it for darcy2d_grf"):
-            as_linear(found, 0, 0.0, 1.0)

@@ -113,11 +113,6 @@ def test_a_flag_on_a_vector_is_refused():
         split_parameters(model)
 
 
-def test_nothing_to_train_is_refused():
-    with pytest.raises(ValueError, match="no parameter that requires a gradient; expected at least one"):
-        build_optimizer(nn.Tanh(), OPTIM)
-
-
 def test_saved_state_continues_bitwise_and_exists_before_the_first_step():
     whole, half = make_model(), make_model()
     one, first = build_optimizer(whole, OPTIM), build_optimizer(half, OPTIM)
@@ -138,20 +133,6 @@ def test_scale_lr_is_relative_to_the_base():
     scale_lr(optimizer, 0.5)
     scale_lr(optimizer, 0.25)
     assert {g["lr"] for g in optimizer.param_groups} == {0.25 * OPTIM.muon_lr, 0.25 * OPTIM.adamw_lr}
-
-
-def test_parameters_marked_so_learn_at_a_multiple_of_the_rate():
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    model.weight.lr_factor = model.bias.lr_factor = 0.25
-    before, optim = copy.deepcopy(model), dataclasses.replace(OPTIM, adamw_weight_decay=0.0)
-    for network in (model, before):
-        network(torch.ones(1, 3)).sum().backward()
-    start = model.weight.detach().clone()
-    build_optimizer(model, optim).step()
-    build_optimizer(before, optim).step()  # the copy lost the mark
-    torch.testing.assert_close(model.weight - start, 0.25 * (before.weight - start))
-    assert [len(group["params"]) for group in build_optimizer(model, OPTIM).param_groups] == [1, 1]
 
 
 def test_learning_rate_warms_up_holds_and_falls_to_zero():

@@ -10,7 +10,6 @@ import prepare_cache
 import prepare_data
 from ups.commands import dry_run as plan
 from ups.config.load import load_config
-from ups.evaluation.transient import num_samples
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,13 +46,6 @@ def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path,
     assert out.count(" about ") > 4 and out.count("MiB") > 6
 
 
-def test_the_plan_of_a_report_has_the_samples_of_the_corrector():
-    """24 starts, 10 times as many frames of 4 starts and 2 members; 256 windows, 32 with other conditions, 8
-    with four times as many steps."""
-    settings = load_config(ROOT / "configs" / "small.yaml").evaluate
-    assert num_samples(settings) == 10 * (10 * 24 + 10 * 8) + 10 * (256 + 32)
-
-
 def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
     monkeypatch.setattr(plan, "_seconds", lambda *_: 4e-3)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -74,10 +66,3 @@ def test_the_time_follows_steps_unrolling_and_processes(monkeypatch, capsys):
     )
     monkeypatch.setenv("UPS_EXPECT_WORLD", "2")
     assert operator("operator.unroll_fraction=0") == pytest.approx(once / 2, rel=0.05)
-
-
-def test_a_step_of_a_network_of_the_stages_size_is_measured():
-    config = load_config(ROOT / "configs" / "smoke.yaml")
-    for name in config.data.tasks:
-        network, tokens = plan._network(config, name, config.operator.model, is_operator=True)
-        assert 0 < plan._seconds(network, tokens, 4, "periodic", "no") < 1

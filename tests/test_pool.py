@@ -18,7 +18,7 @@ import torch
 
 import prepare_data
 from ups.evaluation.parts import workers
-from ups_solvers.processes import MAX_SLICES, MIN_PER_WORKER, num_slices, solve, solver_pool
+from ups_solvers.processes import MIN_PER_WORKER, solve, solver_pool
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"seed": 5, "resolution": 32, "num_frames": 6, "parameter": 0.1, "t_end": 0.5}
@@ -29,14 +29,6 @@ def test_small_files_start_no_process():
         assert solver is solve
     with solver_pool(1000, num_workers=1) as solver:
         assert solver is solve
-
-
-def test_a_vectorised_solver_gets_large_slices():
-    """Small slices would spend the time in Python; each worker still gets one."""
-    assert num_slices("cfd1d", 256, 128, 2) == 2 and num_slices("cfd1d", 250, 128, 4) == 4
-    assert num_slices("cfd2d", 256, 32, 2) == num_slices("cfd3d", 48, 16, 2) == 2 * MAX_SLICES
-    assert num_slices("burgers1d", 256, 256, 2) == 2 * MAX_SLICES and num_slices("burgers1d", 3, 256, 2) == 3
-    assert num_slices("cfd1d", 1, 128, 2) == 1
 
 
 @pytest.mark.slow
@@ -100,8 +92,3 @@ def test_a_killed_run_leaves_no_process_and_continues(tmp_path, capsys):
     assert prepare_data.main([*command[2:], "--dry-run"]) == 0
     listed = capsys.readouterr().out
     assert re.search(r"diff_react2d: 1 file\(s\), about .* MiB, [1-9]\d?% there", listed), listed
-
-
-def test_zero_workers_are_refused():
-    with pytest.raises(ValueError, match="--workers is 0; expected at least 1"):
-        prepare_data.main(["--config", str(ROOT / "configs/smoke.yaml"), "--workers", "0"])

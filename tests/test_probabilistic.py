@@ -297,22 +297,6 @@ def test_errors_of_the_mean_are_pooled_where_a_field_vanishes(generator):
     assert after == pytest.approx(before, rel=0.2)
 
 
-def test_a_row_holds_every_number_with_its_interval(generator):
-    members, u_ref = ensemble(generator, n=30, members=16)
-    scores = score_ensemble(members, u_ref)
-    row = summarise_ensemble(scores, Resamples(100, 3, torch.arange(30) // 2))
-    for name in "crps ssr nrmse_mean energy_score coverage_50 coverage_90".split():
-        assert row[name]["low"] < row[name]["value"] < row[name]["high"], name
-    assert len(row["spread_by_lead"]) == 3
-    leads = row["crps_by_lead"]
-    assert len(leads["value"]) == len(row["ssr_by_lead"]["value"]) == 3
-    assert leads["low"][0] < leads["value"][0] < leads["high"][0]
-    assert len(row["rank_histogram"]) == 17
-    assert json.loads(json.dumps(row, allow_nan=False)) == row
-    wider = summarise_ensemble(scores, Resamples(100, 3, torch.zeros(30)))
-    assert wider["crps"]["low"] == wider["crps"]["high"]  # one group: nothing to resample
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, generator):
     members, u_ref = ensemble(generator, n=6, members=10)

@@ -4,14 +4,8 @@ before the first step."""
 import io
 import sys
 
-import torch
-
 from ups.common import progress
-from ups.common.progress import Bar, note, position
-from ups.models import base_selection
-from ups.models.bases import base
-from ups.models.bases.base import ParameterBatch
-from ups.models.bases.transport import Transport
+from ups.common.progress import Bar, note
 
 
 class Terminal(io.StringIO):
@@ -24,13 +18,6 @@ def open_terminal(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     return screen
-
-
-def test_a_stage_knows_its_place_among_those_that_the_report_needs():
-    assert (
-        position("operator", ["operator"]) == "operator (3 of 4)"
-        and position("scoring", ["operator"]) == "scoring"
-    )
 
 
 def test_the_loss_shown_is_a_mean_over_tasks_not_that_of_the_last_one(monkeypatch):
@@ -59,26 +46,3 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
         )
         done[0] = 6  # of which another process fitted five
     assert "6/6 tasks" in terminal.getvalue() and progress._shown is None
-
-
-def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
-    told = []
-    monkeypatch.setattr(base, "note", told.append)
-    u, none = torch.randn(2, 1, 1, 16), ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
-    Transport(0, 1, (16,), "periodic", 4).descend([lambda: (u, none, u[:, 0].roll(1, -1))] * 3, "burgers1d")
-    assert told == [f"burgers1d: transport, step {step} of at most 3" for step in (1, 2, 3)]
-
-
-def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
-    from test_base_selection import make_caches
-
-    from ups.data.cache import open_cache
-
-    config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
-    told = []
-    for module in (base_selection, base):
-        monkeypatch.setattr(module, "note", told.append)
-    base_selection.select_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
-    kinds = config.task["burgers1d"].base
-    assert [f"burgers1d: {kind}" for kind in kinds] == [text for text in told if "step" not in text]
-    assert "burgers1d: transport, step 4 of at most 4" in told

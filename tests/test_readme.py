@@ -19,8 +19,6 @@ from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
 from ups.config.schema import TaskConfig, UserTaskConfig
 from ups.results import load
-from ups.tasks import TASKS
-from ups_solvers import SOLVERS
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WORDS, MAX_LINES = 1800, 250  # of README.md, of docs/results.md
@@ -102,10 +100,6 @@ IN_PLACE = {  # command -> what runs in its place, and why
     "python -m ups train configs/smoke.yaml RUN=mine run.seed=1 operator.train.steps=500": (
         'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
     ),
-    # test_sweep.py runs it, with one seed
-    'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
-        'make -n sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator'
-    ),
     # the report of weights from elsewhere is that of my_model
     "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained": (
         "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained --dry-run"
@@ -126,16 +120,11 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
     ]
 
 
-def is_of_a_story(text: str) -> bool:
-    """Whether a block needs the files of a story of docs/own_data.md."""
-    return "film" in text
-
-
 BLOCKS = {
     f"{page} {text.splitlines()[0][:50]}": (page, language, text)
     for page in RUN_PAGES
     for language, text in blocks_of(page)
-    if not is_of_a_story(text)
+    if "film" not in text  # of a story of docs/own_data.md
 }
 CHAIN = "docs/training.md make cache"  # the block that trains what the others use
 
@@ -252,44 +241,6 @@ def test_overrides_of_a_page_are_understood(page):
         load_config(None, [text])
 
 
-def test_pages_are_short():
-    assert len(README.split()) <= MAX_WORDS
-    assert PAGES["docs/results.md"].count("\n") <= MAX_LINES
-
-
-def test_the_tree_of_the_design_page_is_that_of_the_repository():
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if tracked.returncode:
-        pytest.skip("not a git checkout")
-    files = tracked.stdout.splitlines()
-    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in files} - {".gitignore", "README.md"}
-    folders = {
-        f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2
-    }
-    tree = re.search(r"^## The tree\n+```\n(.*?)```", PAGES["docs/design.md"], re.S | re.M)[1]
-    assert {line.split()[0] for line in tree.splitlines()} == top | folders
-
-
-def test_the_page_on_tasks_names_those_that_can_be_generated():
-    solved = re.search(r"^\*\*Generated.*?(?=^A task gets)", PAGES["docs/tasks.md"], re.S | re.M)[0]
-    named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
-    assert named == {name for name, task in TASKS.items() if (task.files_of or name) in SOLVERS}
-
-
-def test_the_page_on_processes_names_variables_that_are_read():
-    page = PAGES["docs/distributed.md"]
-    scripts = "".join(
-        (ROOT / path).read_text(encoding="utf-8")
-        for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py")
-    )
-    set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
-    for name in re.findall(r"`([A-Z_]{6,})`", set_here):
-        assert name in scripts, name
-    start = (ROOT / "cluster" / "node.sh").read_text(encoding="utf-8")
-    for name in re.findall(r"\b([A-Z_]+)=\S+", re.search(r"^NUM_NODES=2 (.*)$", page, re.M)[1]):
-        assert name in start, name
-
-
 def test_the_page_on_user_data_lists_every_key_of_a_section():
     text = PAGES["docs/own_data.md"].split("## Every key")[1].split("\n## ")[0]
     listed = {*re.findall(r"^\| `(\w+)` \|", text, re.M)}
@@ -298,17 +249,6 @@ def test_the_page_on_user_data_lists_every_key_of_a_section():
     settings = {field.name for field in dataclasses.fields(TaskConfig)}
     found_by_reading = {"coordinates", "times"}  # domain and dt, where these name arrays
     assert every - settings - found_by_reading <= listed <= every
-
-
-def test_commands_on_a_film_in_readme_are_those_of_the_story_that_is_tested():
-    of_readme = [text for _, text in blocks_of("README.md") if is_of_a_story(text) and "task:" not in text]
-    commands = [
-        line for text in of_readme for line in text.splitlines() if line.startswith(("make", "python"))
-    ]
-    loads = [load for text in of_readme for load in re.findall(r'ups\.load\("[^"]+"\)', text)]
-    story = PAGES["docs/own_data.md"]
-    assert len(commands) == 3 and len(loads) == 1
-    assert not [text for text in commands + loads if text not in story]
 
 
 # ---------------------------------------------------------------- one default for scripts and make

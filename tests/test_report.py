@@ -16,7 +16,7 @@ from entries import drop
 from markupsafe import escape
 from PIL import Image
 
-from bench import leaderboard, sweep
+from bench import leaderboard
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
 from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
@@ -335,14 +335,14 @@ def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     for name, task in results.tasks.items():
         task.facts["units"] = {"time": "s"} if name == "cfd3d" else {}
     results.tasks["advection1d"].add("operator", {"nrmse": interval(9.0)})
-    table, folder = results, tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
-    table.save(folder)
+    table = results
+    table.save(tmp_path / "one" / "report-val")
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
     of_one = [*map(in_words, results.tasks.values())]
     assert [waves in words for words in of_one] == [True, False, False, False]
     assert [cloud in words for words in of_one] == [False, False, False, True]
     of_all = [overview(table)]
-    of_all += [sweep.table(tmp_path, "one", [("a=1",)], [0]), leaderboard.table(tmp_path, split="val")]
+    of_all += [leaderboard.table(tmp_path, split="val")]
     for words in of_all:  # the steady task has none
         assert waves in words and cloud in words and words.count("(scored up to") == 3
 

@@ -59,14 +59,6 @@ def test_shards_are_disjoint_and_cover_the_global_batch(world):
     assert torch.equal(torch.cat([shard.starts for shard in shards]), batch.starts)
 
 
-def test_window_starts_are_uniform():
-    schedule = Schedule({"a": (50, 5)}, batch_size=50, seed=1)
-    counts = torch.bincount(
-        torch.cat([schedule.batch(step).starts for step in range(200)]), minlength=5
-    ).double()
-    assert ((counts - 2000).square() / 2000).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
-
-
 def test_every_task_comes_once_per_round_in_changing_order():
     schedule = make()
     rounds = [tuple(schedule.batch(3 * k + i).task for i in range(3)) for k in range(30)]

@@ -11,7 +11,6 @@ from test_equation import Trajectories, integrated
 
 from ups_discovery import search, shooting
 from ups_discovery.certainty import ILL_POSED
-from ups_discovery.differences import Differences
 from ups_discovery.integrator import Integrator, Model
 from ups_discovery.seeds import generator
 
@@ -101,17 +100,6 @@ def test_only_the_complete_equation_leaves_kicks(kicked):
         unknowns = [(0, places[name]) for name in names[:used]]
         model = Model(unknowns, torch.tensor(values[:used], dtype=torch.float64), num_steps=STEPS)
         assert shooting.last_shooting(kicked).leaves_kicks(model) == expected
-
-
-def test_differences_in_time_do_not_find_it(kicked):
-    model = Differences(kicked).model()
-    assert model is None or not is_true(coefficients(kicked, model))
-
-
-def test_least_squares_take_kicks_for_the_equation(kicked, monkeypatch):
-    monkeypatch.setattr(shooting, "SCALES", (100.0, 100.0))
-    model = shooting.shot_model(kicked, None)
-    assert model is None or not is_true(coefficients(kicked, model))
 
 
 def test_nothing_is_shot_at_where_differences_are_good(monkeypatch):

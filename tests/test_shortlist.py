@@ -3,7 +3,6 @@ if it is stable beyond the data; and what a forecast says of itself where it goe
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from dataclasses import replace
@@ -24,7 +23,7 @@ from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
 from ups.models.head_setup import build_operator
-from ups_discovery.boundary import DIRICHLET, PERIODIC
+from ups_discovery.boundary import PERIODIC
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 32, 0.1
@@ -209,20 +208,6 @@ def test_a_true_solution_that_grows_as_the_data_do_is_stable(tmp_path, growth):
     assert selected(cache, exact=exact)[1]["base"]["unstable"] == ""
 
 
-def test_linear_growth_goes_on(tmp_path):
-    """u = t + waves: each frame the mean rises by the same amount, which no propagator does, but an equation
-    does."""
-    u = waves() + 3 * np.arange(FRAMES, dtype=np.float32)[:, None]
-    cache = cache_of(tmp_path, u=u)
-    settings = base_selection.base_settings(cache)  # its equation counts in cells and frames
-    base = Equation(**settings | {"terms": [((0,), ()), ((0,), ((0, (0,)),))], "num_steps": 2})
-    base.weight.copy_(torch.tensor([[[3.0, -settings["frame"] / settings["cell"][0]]]]))
-    base.mean.copy_(cache.tokenizer.mean)
-    base.std.copy_(cache.tokenizer.std)
-    name, description = selected(cache, still=Persistence(), base=base)
-    assert name == "base" and description["base"]["unstable"] == ""
-
-
 def chaos(num: int = NUM, frames: int = 20) -> np.ndarray:
     """Kuramoto-Sivashinsky on [0, 22], 0.25 apart, by ETD1 steps of 0.01."""
     k = 2 * np.pi * np.fft.rfftfreq(CELLS, 22 / CELLS)
@@ -256,21 +241,6 @@ def test_chaos_is_stable(tmp_path):
     base.std.copy_(cache.tokenizer.std)
     name, description = selected(cache, still=Persistence(), base=base)
     assert name == "base" and description["base"]["unstable"] == ""
-
-
-def test_diffusion_between_walls_is_stable(tmp_path):
-    x, t = (np.arange(CELLS) + 0.5) / CELLS, DT * np.arange(FRAMES)[:, None]
-    draw = np.random.default_rng(0).standard_normal((NUM, 1, 1, 4))
-    u = sum(draw[..., m - 1] * np.sin(np.pi * m * x) * np.exp(-0.2 * m**2 * t) for m in range(1, 5))
-    write(tmp_path / "a.h5", u=u.astype(np.float32))
-    said = section(tmp_path, boundary=DIRICHLET, domain=[0, 1], dt=DT, base=["persistence", "propagator"])
-    config = load_config(overlay(tmp_path, said))
-    build_cache(config, "ks", progress=False)
-    facts, _ = base_selection.fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)
-    assert (
-        facts["description"]["base"]["kind"] == "propagator"
-        and facts["description"]["base"]["unstable"] == ""
-    )
 
 
 # ---------------------------------------------------------------- what a forecast says of itself
@@ -328,10 +298,3 @@ def test_a_forecast_that_reaches_the_bounds_warns_and_names_the_frame(model):
     assert f"in frame {1 + int(is_cut.argmax())}, where it is cut" in texts[0]
     [text] = said_of(forecaster, u[:, -1:], FRAMES + 20)
     assert "evaluated" in text and "bounds" in text
-
-
-def test_weights_without_a_horizon_give_no_warning(model):
-    forecaster, _ = model
-    old = copy.deepcopy(forecaster)
-    old.operator.heads["ks"].facts = replace(old.operator.heads["ks"].facts, horizon=None)
-    assert not said_of(old, 0.1 * waves(1)[:2], FRAMES + 4)

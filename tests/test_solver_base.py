@@ -2,7 +2,6 @@
 hold its name and no way to run it, so whoever loads them passes the function."""
 
 import sys
-from functools import partial
 
 import h5py
 import numpy as np
@@ -22,7 +21,6 @@ from ups.models.bases.solver import Solver
 from ups.models.head_setup import build_operator
 from ups.training.artifact import require_identity
 from ups.training.folder import StageFolder
-from ups_solvers import SOLVERS
 
 MODULES = {
     "exact_step": """
@@ -125,35 +123,6 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
     u, raw = torch.randn(4, 1, 1, 8), torch.tensor([[0.5], [2.0], [0.5], [1.0]])
     expected = ((u[:, 0] * 2 + 1) * raw[:, :, None] - 1) / 2
     torch.testing.assert_close(base(u, ParameterBatch(raw, torch.zeros(4, dtype=torch.long), raw)), expected)
-
-
-def test_our_own_solvers_are_examples(mine):
-    """`Solver.step` of Burgers' equation, named as any other."""
-    place = "ups_solvers.burgers:advance"
-    base = Solver(1, place, "burgers1d", [], ["Nu"], 0.05).use(load_step(place, "burgers1d"))
-    u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
-    raw = torch.tensor([[0.1]])
-    expected = SOLVERS["burgers1d"].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
-    torch.testing.assert_close(
-        base(u, ParameterBatch(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float()
-    )
-
-
-class _Step:
-    def __call__(self, u, factor=0.5):
-        return factor * u if isinstance(u, torch.Tensor) else None
-
-    def advance(self, u):
-        return self(u)
-
-
-@pytest.mark.parametrize(
-    "step", [_Step(), _Step().advance, partial(_Step(), factor=0.5), partial(_Step().advance)]
-)
-def test_all_that_can_be_called_gets_tensors_from_a_module_that_imports_torch(step):
-    base = Solver(1, "mine:step", "heat", [], [], 0.1).use(step)
-    u = torch.randn(2, 1, 1, 8)
-    torch.testing.assert_close(base(u, ParameterBatch(None, None, None)), u[:, 0] / 2)
 
 
 @pytest.mark.parametrize(

@@ -173,44 +173,6 @@ def test_a_stationary_covariance_is_recovered_from_few_fields(monkeypatch, num_a
     assert of_uneven < found(uneven(64), (spectral.cosine,), are_components=False) / 2
 
 
-def test_truncated_waves_share_one_residual_variance(monkeypatch):
-    monkeypatch.setattr(linear_posterior, "MODES", 6)
-    variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
-    basis = spectral.fourier(24).T.flip(1)
-    linear = LinearPosterior.fit(drawn(basis * variance @ basis.T, 3000, "kept").view(-1, 1, 24))
-    # and not what the largest of a sample turn to
-    assert (linear.basis.double() - basis[:, :6]).abs().max() < 1e-6
-    torch.testing.assert_close(
-        (linear.variance + linear.residual_variance).double(), variance[:6], rtol=0.1, atol=0
-    )
-    assert abs(float(linear.residual_variance) / 0.01 - 1) < 0.03
-
-
-def test_symmetric_images_count_as_fields(monkeypatch):
-    """Of fields without a direction, mirrored ones: the covariance of their components is then as symmetric
-    as they are.
-
-    Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is
-    judged. The fake, images that are the fields themselves, has 1."""
-    monkeypatch.setattr(linear_posterior, "WAVES", ())
-    factor = torch.linalg.cholesky(gaussian(32))
-    sets = (torch.randn(16, 60, 1, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()
-    draws = stream("images")
-
-    def error(fields: Tensor, chance: float) -> float:
-        linear = LinearPosterior.fit(
-            fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < chance else v
-        )
-        found = (linear.basis * linear.variance @ linear.basis.T).double()
-        return float((found - gaussian(32)).norm())
-
-    def gain(chance: float) -> float:
-        return sum(error(fields, chance) / error(fields, 0.0) for fields in sets) / len(sets)
-
-    assert gain(0.5) < 0.93
-    assert gain(0.0) == pytest.approx(1.0)
-
-
 def test_truncated_components_share_one_residual_variance(monkeypatch):
     monkeypatch.setattr(linear_posterior, "MODES", 6)
     covariance = gaussian(24, rough=0.05)

@@ -61,23 +61,3 @@ def test_a_story_ends_with_its_forecast(tmp_path, story):
                 abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02
             ), terms
         assert float(outputs[-1].split()[-1]) < 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_the_film_with_noise_ends_with_its_equation(tmp_path):
-    [story] = [story for story in STORIES if story.startswith("one film from MATLAB")]
-    save = "scipy.io.savemat("
-    random = "np.random.default_rng(1).standard_normal(np.shape(frames))"
-    noise = f"frames = np.array(frames) + 0.05 * np.std(frames) * {random}"
-    assert story.count(save) == 1
-    story = story.replace(save, f"{noise}\n{save}").replace("make train", "make operator")
-    outputs = outputs_of(tmp_path, story[: story.index("Within")])
-    [percent] = re.findall(r"noise: ([\d.]+) % of usol", outputs[2])
-    assert float(percent) == pytest.approx(5, rel=0.05)
-    [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in outputs if "∂t usol" in text]
-    found = re.findall(r"-? ?\(([\d.]+) ± ([\d.]+)\) ([^-+(]*(?:\([^)]*\))?)", terms)
-    assert {term.strip() for *_, term in found} == {"usol (∂x usol)", "∂xx usol", "∂xxxx usol"}, terms
-    for value, width, _ in found:
-        assert abs(float(value) - 1) < min(2 * float(width), 0.1), terms

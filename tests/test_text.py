@@ -8,7 +8,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from ups.common.text import (
@@ -91,46 +90,7 @@ def test_a_command_prints_no_control_characters():
     assert not any(unicodedata.category(letter) == "Cc" for letter in (out + errors).replace("\n", ""))
 
 
-def test_bars_still_move():
-    code = "from ups.common.text import print_plain\nprint_plain()\n"
-    code += "from tqdm import tqdm\nlist(tqdm([1], desc='u\\x1b[2J'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
-    assert b"\ru\\x1b[2J: 100%" in done.stderr and b"\x1b" not in done.stderr
-
-
 # ---- data files
-
-
-def strange_array(path: Path, name: str) -> None:
-    if path.suffix == ".npz":
-        np.savez(path, **{"u": WAVES, name: WAVES})
-    elif path.suffix == ".pt":
-        torch.save({"u": torch.tensor(WAVES), name: torch.tensor(WAVES)}, path)
-    elif path.suffix == ".nc":
-        import xarray
-
-        axes = ["run", "time", "x"]
-        xarray.Dataset({"u": (axes, WAVES), name: (axes, WAVES)}).to_netcdf(path, engine="h5netcdf")
-    elif path.suffix == ".zarr":
-        import zarr
-
-        root = zarr.open_group(path, mode="w")
-        for key in ("u", name):
-            root.create_array(key, data=WAVES)
-    else:
-        with h5py.File(path, "w") as file:
-            file["u"] = file[name] = WAVES
-
-
-@pytest.mark.parametrize("sign", ["\n", "\x1b[31m", "\u202e"])
-@pytest.mark.parametrize("ending", [".h5", ".npz", ".nc", ".zarr", ".pt"])
-def test_a_file_with_a_control_character_in_a_name_is_refused_by_name(tmp_path, ending, sign):
-    path = tmp_path / f"my{ending}"
-    strange_array(path, f"v{sign}    base: x")
-    with pytest.raises(ValueError) as caught, open_store(path) as store:
-        store.names()
-    text = str(caught.value)
-    assert text.isprintable() and str(path) in text and "Rename it" in text
 
 
 @pytest.mark.parametrize("what", ["group", "attribute", "attribute of an array", "axis"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import h5py
@@ -16,8 +15,7 @@ import prepare_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.data.cache import open_cache
-from ups.models.base_selection import base_scores, fit_base, report_missing
-from ups.models.bases import base_class
+from ups.models.base_selection import base_scores, fit_base
 from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
 from ups.models.facts import HeadFacts
@@ -182,48 +180,3 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
     moved = made(1.0, 1.0)
     assert float((moved - u[:, -1]).abs().max()) > 0.1
     torch.testing.assert_close(made(length, speed), moved, rtol=0, atol=1e-4)
-
-
-def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
-    settings = {"vectors": [], "space": [8, 8], "num_moving": 1}
-    assert list(report_missing(base_class("flow").fit(None, settings), "mine: flow")) == []
-
-    def singular():
-        yield "one"
-        raise torch.linalg.LinAlgError("singular")
-
-    assert list(report_missing(singular(), "mine: propagator")) == ["one"]
-    assert capsys.readouterr().out.splitlines() == [
-        "mine: flow: left out, as it needs a velocity that moves, in two dimensions or three",
-        "mine: propagator: a candidate is left out, as its equations have no solution (singular)",
-    ]
-
-
-def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
-    facts, _ = made["as made"]
-    for size in (1e-20, 1.0, 1e20):
-        for low in (-1.0, 0.5):
-            values = [low * size, 2 * size]
-            base = facts["description"]["base"]
-            of_one = {**base, "settings": {**base["settings"], "num_parameters": 1}}
-            head = TaskHead(
-                HeadFacts.read(
-                    {
-                        **facts["description"],
-                        "parameters": {"q": values},
-                        "parameter_values": values,
-                        "base": of_one,
-                        "twin": None,
-                    }
-                ),
-                width=1,
-            )
-            for value in values:
-                assert int(
-                    head.parameter_batch(torch.tensor([[value]], dtype=torch.float64)).index
-                ) == values.index(value)
-            with pytest.raises(ValueError, match="expected one of"):
-                head.parameter_batch(torch.tensor([[1.5 * size]], dtype=torch.float64))
-            assert math.isfinite(
-                float(head.parameter_batch(torch.tensor([[values[1]]], dtype=torch.float64)).standard)
-            )

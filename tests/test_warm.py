@@ -22,7 +22,7 @@ from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator, load_operator
-from ups.models.warm import copy_trunk, copy_weights, is_trunk
+from ups.models.warm import copy_weights, is_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -93,35 +93,6 @@ def test_trunk_and_known_heads_are_taken_bit_by_bit_and_new_heads_are_new(parent
             assert torch.equal(value, given.state_dict()[name]), name
     embedding, own = after["task_embedding"], given.state_dict()["task_embedding"]
     assert torch.equal(embedding[:2], own[[1, 0]]) and torch.equal(embedding[2], before["task_embedding"][2])
-
-
-def test_mixing_that_the_parent_lacks_is_initialised(parent):
-    """A volume's is of its own and of its boundary; and a parent of volumes alone has none along axes."""
-    given = load_operator(parent / "operator")
-
-    def network(*tasks: dict) -> Operator:
-        return Operator({**given.description, "tasks": [*tasks]})
-
-    volume, line = describe("cfd3d")[0], given.description["tasks"][0]
-    child = network(line, volume)
-    before = {name: value.clone() for name, value in child.state_dict().items()}
-    copy_trunk(child, given)
-    after = child.state_dict()
-    assert torch.equal(
-        after["backbone.blocks.0.spectral.weight"], given.state_dict()["backbone.blocks.0.spectral.weight"]
-    )
-    mixing, up = (f"backbone.blocks.0.own.cfd3d.{part}.weight" for part in ("mixing", "up"))
-    assert torch.equal(after[mixing], before[mixing]) and not torch.equal(after[up], before[up])
-    alone = network(volume)
-    grandchild = network(line, volume)
-    before = {name: value.clone() for name, value in grandchild.state_dict().items()}
-    copy_trunk(grandchild, alone)
-    after = grandchild.state_dict()
-    assert torch.equal(after[mixing], alone.state_dict()[mixing]) and not torch.equal(
-        before[mixing], after[mixing]
-    )
-    spectral = "backbone.blocks.0.spectral.weight"
-    assert torch.equal(after[spectral], before[spectral]) and spectral not in alone.state_dict()
 
 
 def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
@@ -245,14 +216,6 @@ def test_an_unusable_start_is_refused_by_name(caches, parent, tmp_path, more, te
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), *RUN, FIRST, *more])
     with pytest.raises((FileNotFoundError, ValueError), match=text):
         stages.parents_of(config, "operator")
-
-
-def test_a_corrector_cannot_start_from_an_operator(caches, parent, tmp_path):
-    config = load_config(SMOKE, [*overrides_of(caches, tmp_path), f"diffusion.init={parent / 'operator'}"])
-    with pytest.raises(
-        FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"
-    ):
-        stages.init_fingerprint(config, "diffusion")
 
 
 def test_a_factor_of_a_trunk_that_was_not_taken_is_refused():

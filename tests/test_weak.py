@@ -18,7 +18,7 @@ from ups_discovery.certainty import OTHERS, UNCLEAR
 from ups_discovery.denoise import Film, smooth_basis
 from ups_discovery.least_squares import solve
 from ups_discovery.library import library
-from ups_discovery.resampling import fit, standard_errors
+from ups_discovery.resampling import standard_errors
 from ups_discovery.seeds import generator
 from ups_discovery.weak import WeakModel, weak_model
 from ups_discovery.weak_form import WeakForm, compact_functions, plain_term, power_without_noise
@@ -121,19 +121,6 @@ def test_products_that_high_derivatives_mimic_are_found_in_shallow_water():
     assert words == dict.fromkeys([r"h\, xv", r"v\, xh", "xh", r"v\, xv"], -1.0)
 
 
-def test_without_the_correction_diffusion_would_be_wrong():
-    u = noisy(burgers(24), 0.2)
-    form = of_film(u, 0.2 * float(burgers(24).std()))
-    form.half_widths = [5, 5]
-    form.matrices.clear()
-    columns = [form.library.index(UX), form.library.index(UXX)]
-    num = len(form.library)
-    biased = form.products(u, form.sigma).sum(0)[[*range(num), num]][:, [*range(num), num]]
-    mine = solve(form.equations()[:, 0].sum(0), columns)
-    assert float(mine[1]) == pytest.approx(0.02 * 0.02 * 64**2, rel=0.1)
-    assert float(solve(biased, columns)[1]) < 0.7 * float(mine[1])
-
-
 def test_a_wrong_sign_is_refused():
     data = Trajectories(noisy(fisher(16), 0.02), 0.1, 10.0)
     route, model = search.equation_of(integrated(data))
@@ -177,48 +164,6 @@ def test_terms_that_windows_exchange_are_refused():
     loud = u + sigma * torch.randn(u.shape, generator=generator(0, "noise"), dtype=u.dtype)
     found = weak_model(loud, sigma[None], library(1, [], 1), SETTINGS)
     assert found.doubt(found.model) == OTHERS
-
-
-def test_standard_errors_by_the_noise_are_the_scatter_of_the_values_of_one_film():
-    t, x = torch.arange(120).double()[:, None], torch.arange(64).double() * 2 * np.pi / 64
-    waves = sum(torch.exp(-1e-3 * k**2 * t) * torch.cos(k * (x - 0.03 * t) + k * k) / k for k in range(1, 6))
-    terms, truth = [((0,), ((0, (0,)),)), UXX], torch.tensor([-0.03 * 64, 1e-3 * 64**2 / (2 * np.pi)])
-    truth, ratios = truth / (2 * np.pi), []
-    for seed in range(100):
-        u = noisy(waves[None, :, None], 0.5, seed)
-        form = WeakForm(u, 0.5 * waves.std()[None], terms, SETTINGS)
-        values = solve(form.equations()[:, 0].sum(0), [0, 1])
-        ratios.append((values - truth) / form.noise_errors(0, values))
-    ratios = torch.stack(ratios)
-    assert (ratios.mean(0).abs() < 0.4).all()
-    assert ((ratios.std(0) > 0.8) & (ratios.std(0) < 1.3)).all()
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 16, 300])
-def test_the_basis_in_time_is_one_on_every_processor(n):
-    """The third differences of a parabola vanish, so any mixture of 1, t and t^2 would be an eigenvector."""
-    basis, t = smooth_basis(n), torch.linspace(-1, 1, n, dtype=torch.float64)
-    assert torch.allclose(basis @ basis.mT, torch.eye(n, dtype=torch.float64), atol=1e-12)
-    for degree in range(min(3, n - 1)):
-        assert (basis[degree + 1 :] @ t**degree).abs().max() < 1e-10
-
-
-def test_what_other_terms_leave_more_is_known_within_its_error():
-    """The truth leaves less than its rival u^2 u_x, by as much as their errors by the noise say. All draws
-    have the test functions of the clean film: wider ones leave another loss."""
-    clean, terms = burgers(8)[:1], [UX, UXX, ((2,), ((0, (0,)),))]
-    sigma = 0.2 * clean.std()[None]
-    more, errors, widths = [], [], WeakForm(clean, sigma, terms, SETTINGS).half_widths
-    for seed in range(60):
-        form = WeakForm(noisy(clean, 0.2, seed), sigma, terms, SETTINGS)
-        form.half_widths = widths
-        total, values = form.equations()[:, 0].sum(0), torch.zeros(2, 3, dtype=torch.float64)
-        for row, columns in zip(values, ([0, 1], [2, 1]), strict=True):
-            row[columns] = solve(total, columns)
-        more.append(fit(total, [2, 1]) - fit(total, [0, 1]))
-        errors.append(float(form.loss_errors(0, values[0], values[1:])))
-    ratio = np.std(more) / np.mean(errors)
-    assert min(more) > 0 and 0.75 < ratio < 1.25
 
 
 def test_an_equation_is_doubted_if_other_terms_leave_no_more_or_more_terms_leave_less():

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,6 @@ from ups.commands import stages
 from ups.common.files import held, partial_path
 from ups.common.place import ROOT
 from ups.config.command import run_script
-from ups.training.activity import Activity
-from ups_launch.processes import try_read_json
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -161,21 +158,6 @@ def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
     assert process.returncode == 0 and path.is_file(), (printed, said)
 
 
-def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
-    activity = Activity(0, 1, "operator", 300.0)
-    activity.open(tmp_path)
-    for doing in ("reading /データ/" * 40, "a" * 200, "\0\ud83d" * 100, "saving"):
-        with activity.phase(doing):
-            activity.guard._write()
-        record = try_read_json(tmp_path / "rank0.json")
-        assert (
-            record
-            and record["doing"]
-            and doing.startswith(record["doing"])
-            and record["pulse"] == activity.guard._pulse
-        )
-
-
 # A script that starts another one as where ups_launch is not installed.
 WITHOUT = """
 import runpy, sys
@@ -289,21 +271,4 @@ def test_a_folder_that_may_not_be_written_refuses_a_stage_in_one_line(tmp_path):
     done = run(*on_small_disk(tmp_path, sys.executable, "-c", code, tmp_path, mode="ro"))
     assert done.stdout.startswith(
         f"no access to {tmp_path}/smoke (Read-only file system); expected a file and"
-    ), done.stderr
-
-
-def test_an_occupied_port_is_one_line(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        words = (
-            "--config_file accelerate_configs/multinode.yaml --num_machines 2 --num_processes 2 "
-            f"--machine_rank 0 --main_process_ip 127.0.0.1 --main_process_port {port} train_operator.py"
-        ).split()
-        done = python("-m", "ups_launch", *words, ACCELERATE_USE_CPU="true")
-    assert done.returncode == 2 and re.fullmatch(
-        rf"launch: refused: .*{port}.*another process.*; expected a free port on this "
-        r"machine. Set PORT= of cluster/node.sh .*\n",
-        done.stderr,
     ), done.stderr

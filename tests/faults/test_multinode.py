@@ -120,15 +120,6 @@ def test_the_second_node_waits_for_the_first_ones_caches_and_ends_when_told_to(t
     assert codes == [-15] and "Traceback" not in texts[0]
 
 
-@needs_make
-def test_a_first_node_that_cannot_prepare_ends_the_second_too(tmp_path):
-    nodes = [start(rank, tmp_path / "none.yaml", tmp_path, "job", 1) for rank in range(2)]
-    codes, texts = finish(nodes, timeout=60)
-    assert codes[0] not in (0, None) and codes[1] == 1
-    assert "the last word of the first machine (127.0.0.1) is 'failed'" in texts[1]
-    assert "expected 'ready'" in texts[1]
-
-
 @pytest.mark.parametrize("words", ["", "now preparing 3"])
 def test_a_first_node_that_gives_no_sign_of_life_is_given_up(tmp_path, words):
     """It was never there, or was killed while it prepared."""

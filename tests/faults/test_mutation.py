@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import signal
 import time
 
@@ -14,18 +13,16 @@ from finished import write_stage
 from mutate import TARGETS, Finding, Target, attempt, is_clear
 
 from ups.common.files import DamagedError, read_record
-from ups.config.load import DEFAULT, load_config
+from ups.config.load import load_config
 from ups.training.weights import load_stage, read_weights
 
-IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40, "done": 60, "stage": 40}
+IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the sound files."""
     folder = tmp_path_factory.mktemp("mutate")
-    (folder / "sound").mkdir()
-    shutil.copy(DEFAULT.parent / "small.yaml", folder / "sound" / "config.yaml")
     mutate.prepare(folder / "sound")
     return folder
 
@@ -80,7 +77,7 @@ def test_the_tool_finds_hangs_other_errors_and_code_that_ran(place, alarm, monke
 
 def test_the_tool_survives_a_process_that_dies(place, monkeypatch):
     monkeypatch.setattr(mutate, "START_S", 0.05)  # killed before its first case, every time
-    results = mutate.run_target("done", place, range(2))
+    results = mutate.run_target("cache", place, range(2))
     assert [result["outcome"] for result in results] == ["FAILED: the process died (-9)"] * 2
 
 

@@ -5,16 +5,12 @@ Ranks are processes that talk over gloo; tests/faults/forced_fsdp.py makes Accel
 does on GPUs."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import forced_fsdp
 import loop_stage
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -171,49 +167,6 @@ def test_a_rank_that_fails_ends_both_and_is_named(tmp_path, kind):
         json.loads(path.read_text())["micro_batch"] for path in outcome.directory.glob("memory/rank1.json")
     ]
     assert left == ([2] if kind != "error" else [])
-
-
-def topology(tmp_path):
-    """accelerate_configs/fsdp.yaml for two processes that see no GPU."""
-    settings = yaml.safe_load((ROOT / "accelerate_configs" / "fsdp.yaml").read_text())
-    path = tmp_path / "two.yaml"
-    path.write_text(yaml.safe_dump(settings | {"num_processes": 2, "gpu_ids": "-1,-1"}))
-    return path
-
-
-def supervise(tmp_path, script):
-    path = tmp_path / "script.py"
-    path.write_text(
-        f"import sys; sys.path[:0] = "
-        f"{[str(ROOT / 'tests' / 'faults'), str(ROOT / 'tests'), str(ROOT)]}\n{script}\n"
-    )
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
-    }
-    command = [sys.executable, "-m", "ups_launch", "--config_file", str(topology(tmp_path)), str(path)]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def test_out_of_memory_on_one_rank_starts_both_again_with_half_the_micro_batch(tmp_path):
-    done = supervise(
-        tmp_path,
-        f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, "
-        "{'fsdp': True, 'blocks': True, 'fits': 2})",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("Starting again") == 1
-    assert "out of memory with a micro-batch of 4 with a sharded model" in done.stderr
-    assert "passes of at most 2" in done.stdout and "finished operator" in done.stdout
-    directory = tmp_path / "default" / "operator"
-    assert (directory / "done.json").is_file()
 
 
 @pytest.mark.parametrize(
