@@ -78,7 +78,7 @@ ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector dry-run leaderboard publish
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu corrector record dry-run leaderboard publish
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
@@ -160,7 +160,10 @@ lint: $(ENVIRONMENT)          ## Style
 bench: cache                  ## Search settings, and compare with an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)
 
-bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in five minutes: one table
+record: $(ENVIRONMENT)       ## Seconds from a cache to the error of the best published network: make record TASK=burgers1d BUDGET=90 (bench/record.py)
+	$(PY) -m bench.record --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(firstword $(SEEDS)) data.tasks=[$(TASK)] $(ARGS)
+
+bench-gpu: $(ENVIRONMENT)     ## Measure updates, passes and forecasts on this machine's GPU in nine minutes: one table
 	PYTHON=$(PY) bash bench/gpu_check.sh $(ARGS)
 
 dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing

@@ -1,13 +1,16 @@
 """Measure on one GPU what captured updates are worth. bench/gpu_check.sh runs all parts and prints one table.
 
-    bash bench/gpu_check.sh                   on a GPU, at most 5 minutes
+    bash bench/gpu_check.sh                   on a GPU, at most 9 minutes
     bash bench/gpu_check.sh --tiny            the same parts, small: a rehearsal, also on a CPU
     python -m bench.gpu updates               one part
 
     machine    bf16 product of matrices and copy, at best: what fractions refer to
     updates    an update of every task of configs/small.yaml, eager and replayed from a CUDA graph
+    curve      losses of a training, eager and replayed
     sizes      passes of configs/pdebench_11task.yaml and of other backbones, replayed: FLOP per second
     forecast   a forecast of one start by pretrained/, on the CPU and on this device
+    train      make train: seconds of the whole and of the trained stages, and of a step of each
+    sampling   a frame of every sampler of that run, or of another (--run), on the CPU and on this device
 
 Inputs are random with the configured shapes, because the cost of a pass does not depend on their values, so
 no data are needed; bases are the last of task.TASK.base, not fitted. FLOP are those of torch's flop counter,
@@ -17,9 +20,13 @@ forward and backward. What was measured on which card: docs/gpu.md.
 import argparse
 import contextlib
 import dataclasses
+import json
 import math
 import operator as functions
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,11 +52,17 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE
 from ups.training.checkpoint import sum_in_one_order
 from ups.training.strategies import Agreed, SplitLoss
 from ups.training.update import Counters, Updates
 
+INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # set by the make that runs this
 WARM_UP = NUM_FIRST_CALLS + 2  # updates before those by the clock: the last of them replays
+MOST_OF_TRAIN = 235  # seconds of `make train`, of which the target is 240 with the rest of the part
+TINY_TRAIN = (
+    " data.tasks=[burgers1d_hidden] operator.base_steps=2 operator.train.steps=8 consistency.members=2"
+)
 # (task, rows, settings) of configs/pdebench_11task.yaml: its flat 256 x 6, and other backbones
 SIZES = [
     ("burgers1d", 64, []),
@@ -256,6 +269,30 @@ def times_of(made: Updates, losses: list[SplitLoss], name: str, steps: int) -> l
     return times[WARM_UP:]
 
 
+def curve(options: argparse.Namespace) -> Iterator[Row]:
+    config = load_config(ROOT / "configs" / ("smoke.yaml" if options.tiny else "small.yaml"))
+    for name in config.data.tasks[:1] if options.tiny else config.data.tasks:
+        found, weights = [], []
+        for is_replayed in (False, True):
+            torch.manual_seed(0)
+            operator = operator_of(
+                config, config.operator.train.precision, {name: config.task[name].base[-1]}
+            )
+            made = updates_of(config, operator.to(options.device).train(), options.rows[0], is_replayed)
+            losses = losses_of(operator, name, options.rows[0], num=8)
+            steps = range(WARM_UP + 2 * options.steps)
+            found.append([made.update(losses[step % 8], options.rows[0], only=name).loss for step in steps])
+            weights.append([p.detach().clone() for p in operator.parameters()])
+        apart = max(abs(one / two - 1) for one, two in zip(*found, strict=True))
+        same = "bitwise equal" if all(map(torch.equal, *weights)) else "not bitwise equal"
+        text = f"{apart:.1g} apart at most, weights {same}" + ("" if was_replayed(made) else ", not replayed")
+        yield (
+            f"losses of {name}, {len(steps)} updates, from {found[0][0]:.3g} to {found[0][-1]:.3g}",
+            text,
+            "1e-3",
+        )
+
+
 def sizes(options: argparse.Namespace) -> Iterator[Row]:
     name_of_config = "small_11task" if options.tiny else "pdebench_11task"
     device = options.device
@@ -301,6 +338,48 @@ def lowest(facts: dict[str, Any]) -> dict[str, float]:
     return {key: low for key, (low, _) in facts["parameters"].items()}
 
 
+def train(options: argparse.Namespace) -> Iterator[Row]:
+    goal, name = ("consistency", "smoke") if options.tiny else ("train", "small")
+    given = f"data.root={options.folder}/data cache.root={options.folder}/cache"
+    command = f"timeout {MOST_OF_TRAIN} make {goal} CONFIG=configs/{name}.yaml RUN=run".split()
+    command += [
+        f"RUNS={options.folder}",
+        f"PYTHON={sys.executable}",
+        f"ARGS={given}{TINY_TRAIN * options.tiny}",
+    ]
+    alone = {key: value for key, value in os.environ.items() if key not in INHERITED}
+    started, total = time.perf_counter(), 0.0
+    status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False, env=alone).returncode
+    seconds = f"{time.perf_counter() - started:.0f} s" + f", status {status} (124: not finished)" * bool(
+        status
+    )
+    yield f"make {goal} of configs/{name}.yaml", seconds, "240 s"
+    for stage in (path.parent for path in sorted(options.folder.glob(f"run/*/{DONE}"))):
+        spent = (stage / DONE).stat().st_mtime - (stage / "environment.json").stat().st_mtime
+        lines = map(json.loads, (stage / "metrics.jsonl").read_text().splitlines())
+        rates = [line["steps_per_s"] for line in lines if "steps_per_s" in line]
+        step = f", {1e3 / statistics.median(rates):.3g} ms a step with validation" if rates else ""
+        yield f"stage {stage.name}", f"{spent:.0f} s{step}", ""
+        total += spent
+    yield "trained stages together", f"{total:.0f} s", "60 s"
+
+
+def sampling(options: argparse.Namespace) -> Iterator[Row]:
+    run = options.run or options.folder / "run"
+    if not (run / "diffusion" / DONE).is_file():
+        yield "sampling", "not measured: it needs a trained run (--run runs/small)", ""
+        return
+    models = {device: ups.load(run, device=device) for device in {"cpu", options.device.type}}
+    name = json.loads((run / "diffusion" / "config.json").read_text())["tasks"][0]["name"]
+    facts = models["cpu"].tasks[name]
+    call = {"parameters": lowest(facts), "num_frames": options.frames, "members": 16, "extrapolate": True}
+    for by in ("waves", "student", "student_2", "teacher"):
+        found = in_turn(
+            models, lambda model, *given, by=by: model.sample(*given, by=by, **call), name, start(facts)
+        )
+        yield f"{options.frames} frames of 16 members of {name} by {by}", found, ""
+
+
 def in_turn(models: dict[str, Any], call: Callable[..., object], *given: Any) -> str:
     """Return the seconds of call(model, *given) with the model on each device, as text."""
     times = {
@@ -310,13 +389,15 @@ def in_turn(models: dict[str, Any], call: Callable[..., object], *given: Any) ->
     return ", ".join(f"{1e3 * seconds:.3g} ms on {device}" for device, seconds in sorted(times.items()))
 
 
-PARTS = {part.__name__: part for part in (machine, updates, sizes, forecast)}
+PARTS = {part.__name__: part for part in (machine, updates, curve, sizes, forecast, train, sampling)}
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal on a CPU")
+    parser.add_argument("--run", type=Path, help="folder of a trained run")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="for data and run of `train`")
     parser.add_argument("--table", type=Path, help="file to which the rows are added")
     options = parse(parser)
     options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, ours, score, tune
+from bench import baselines, compare, eleven, ours, record, score, tune
 from bench.baselines import Problem, Trainer
 from bench.command import parse
 from bench.rivals import Rival, Settings
@@ -429,3 +430,54 @@ def test_overrides_behind_an_option_with_several_values_are_not_its_values():
     parser.add_argument("--seeds", type=int, nargs="+")
     args = parse(parser, ["--seeds", "0", "1", "run.seed=1"])
     assert (args.seeds, args.overrides) == ([0, 1], ["run.seed=1"])
+
+
+def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_attempts(
+    tmp_path, monkeypatch, capsys, searched
+):
+    monkeypatch.setattr(record, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(record, "PAGE", tmp_path / "records.md")
+    monkeypatch.setattr(record, "settings_of", lambda *_: Settings(**TINY))
+    monkeypatch.setattr(record, "with_cache", lambda config, task: config)
+    monkeypatch.setattr(eleven, "open_cache", lambda config, task: searched)
+    started = []
+
+    class Counted(Trainer):
+        def step(self, share):
+            started.append(share)
+            super().step(share)
+
+    ticks = itertools.count()
+    monkeypatch.setattr(baselines, "Trainer", Counted)
+    monkeypatch.setitem(tune.CLOCKS, "wall", lambda: next(ticks))
+
+    def attempt(budget, error):
+        monkeypatch.setattr(tune, "headline", lambda *_: torch.tensor([error]))
+        started.clear()
+        record.main(["--task", "burgers1d", "--model", "fno", "--budget", str(budget)])
+        return max(started)
+
+    assert attempt(60, 0.9) > 0.9  # to the end
+    assert attempt(60, 0.4 * 3.5e-3) < 0.75  # to the first validation
+    entries = eleven.read("burgers1d", tmp_path / "records")["entries"]
+    assert len(entries) == 2 and all(entry["row"]["threshold"] == 3.5e-3 for entry in entries)
+    assert not any(entry["row"]["is_below"] for entry in entries)  # judged by test, not by validation
+    assert "NOT below the 3.50e-03 of FNO tuned by a language model's search" in capsys.readouterr().out
+
+    entries[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
+    entries.append({**entries[0], "row": entries[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
+    eleven.keep({"task": "burgers1d", "entries": entries}, tmp_path / "records")
+    rows = [line for line in record.page(tmp_path / "records").splitlines() if "burgers1d |" in line]
+    assert len(rows) == 1 and "| 11.0 (8.0) | 0.0034 | yes |" in rows[0]  # the fastest that is below
+
+
+def test_a_race_without_a_threshold_is_refused():
+    with pytest.raises(ValueError, match=r"burgers1d with parameters \[0.2\] has no threshold .* 0.001"):
+        record.threshold_of("burgers1d", [0.2])
+    with pytest.raises(ValueError, match="none for this task"):
+        record.threshold_of("kuramoto1d", [])
+    assert record.threshold_of("diff_react2d", [])["nrmse"] == "2.7e-3"
+
+
+def test_the_page_of_records_is_that_of_the_folder():
+    assert record.PAGE.read_text(encoding="utf-8") == record.page()

@@ -7,6 +7,7 @@ nonzero(), a boolean mask) raises there. What meta tensors let pass and a GPU do
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -717,6 +718,13 @@ def test_the_check_of_a_gpu_runs_small_on_a_cpu_and_ends_with_one_table():
         check=True,
     )
     table = done.stdout[done.stdout.index("| what | measured | target |") :]
-    for part in ("CPU", "update of", "pass of", "forecast of"):
-        assert f"| {part}" in table, done.stdout + done.stderr
+    parts = (
+        "CPU, update of, losses of, pass of, forecast of, make consistency, stage consistency, 2 frames of"
+    )
+    assert all(f"| {part}" in table for part in parts.split(", ")), done.stdout + done.stderr
     assert "not finished" not in table and "not replayed" in table
+    assert (
+        "bitwise equal" in table
+        and sum(map(int, re.findall(r"^\w+ (\d+)$", (ROOT / "bench" / "gpu_check.sh").read_text(), re.M)))
+        <= 540
+    )
