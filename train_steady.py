@@ -4,11 +4,12 @@
     conditions: the observed part of the coefficient a, and the best linear guess of the rest
     observations: all, nothing, random points, block averages, noise (ups/generative/observation.py)
 
-The posterior of a is linear. The diffusion starts at log O(a_s) - log O(a_guess) + the operator's own error,
-with a_s a sample of the posterior of a.
+The posterior of a is linear; for a coefficient with two values that of a network (cell_posterior.py), if it
+is better on validation. With the linear one the diffusion starts at log O(a_s) - log O(a_guess) + the
+operator's own error, with a_s a sample of the posterior of a, else at white noise.
 
 Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserved trajectories.
-Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the posterior of a),
+Writes: RUN/steady/: posteriors/, scales/, state/, metrics.jsonl, model.safetensors (with the posterior of a),
         done.json.
 
     accelerate launch train_steady.py
@@ -18,12 +19,13 @@ Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion add
 The report compares the samples with exact ones.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.generative.fitting import STREAM, corrector_with_scales, loss_of, read, validate_and_keep
-from ups.generative.prior_selection import select_method
+from ups.generative.prior_selection import fit_posteriors, select_method
 from ups.generative.residuals import Batches, SteadyResiduals, validation_shard
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
@@ -42,12 +44,15 @@ def main() -> None:
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
+    residuals, decisions = fit_posteriors(run, residuals, section, seed)
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
     # ---- model: conditional mean and scale of the residuals, fitted once; the diffusion learns the rest
     corrector, scales, _ = corrector_with_scales(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
-        corrector.heads[name].guess.load_state_dict(source.posterior.state_dict())
+        head = corrector.heads[name]
+        head.guess.load_state_dict(source.posterior.state_dict())
+        head.facts = replace(head.facts, start="pushed" if source.is_linear else "gaussian")
     corrector = run.attach(warm_start(run, corrector, config))
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
     compute = partial(loss_of, corrector)
@@ -61,7 +66,7 @@ def main() -> None:
 
     # ---- finish: the diffusion is used only if nothing simpler is as good on validation
     run.take_best()
-    decisions = select_method(corrector, residuals, seed, train.validate_trajectories, run.ranks)
+    decisions += select_method(corrector, residuals, seed, train.validate_trajectories, run.ranks)
     run.print("\n".join(map(str, decisions)))
     run.finish(
         {"scales": scales, "validation_loss": run.best_score},

@@ -2,6 +2,7 @@
 formula where that is linear and against quadrature where it is not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from ups.common.place import ROOT
 from ups.data.tokenizer import PatchMoments, Tokenizer
 from ups.forecaster import Forecaster
 from ups.generative import inversion
-from ups.generative.inversion import FEW, sample_coefficients
+from ups.generative.inversion import FEW, _as_trained, sample_coefficients
+from ups.generative.observation import Measured
 from ups.inversion import forward_mode, laplace
 from ups.models import starts
 from ups.models.facts import HeadFacts
@@ -77,6 +79,18 @@ def test_a_nonlinear_measurement_has_the_posterior_of_quadrature_and_that_of_its
     assert error() < 0.08
     monkeypatch.setattr(inversion, "PROPOSALS", ((1e-9, 1.0),))
     assert error() > 0.16
+
+
+def test_a_coefficient_of_two_values_is_measured_as_its_posterior_was_trained_and_else_refused():
+    codec = SimpleNamespace(std=torch.tensor([0.4]), positive=(), normalise=lambda a: a)
+    a, all_cells, none = torch.full((2, 1, 8, 8), 0.1), torch.ones(2, 1, 8, 8).bool(), torch.zeros(2, 1, 8, 8)
+    for noise, block in ((0.04 + none, 1), (none, 2)):
+        found = _as_trained("darcy2d", codec, Measured(a, all_cells, noise, block), None)
+        assert found.facts.tolist() == [pytest.approx([1, 2.5 * float(noise[0, 0, 0, 0]), block - 1])] * 2
+    some = Measured(a, all_cells & (torch.arange(8) < 4), 0.04 + none)
+    for measured, solution in ((some, None), (Measured(a, all_cells, none, 3), None), (some, some)):
+        with pytest.raises(ValueError, match="darcy2d has a coefficient of two values, .*; expected exact"):
+            _as_trained("darcy2d", codec, measured, solution)
 
 
 # ---- ups.invert: a start and parameters, with Gauss-Newton steps and Laplace's posterior

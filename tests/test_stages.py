@@ -887,8 +887,11 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     )
     by = {
         "pushed": start.offset,
+        "error": with_error,
+        "gaussian": residuals["gaussian"],
         "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
     }
+    head.facts = replace(head.facts, start="pushed")
     _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
@@ -901,11 +904,16 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     monkeypatch.setattr(ups.generative.conditions, "CPU_STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
+    head.facts = replace(head.facts, start="gaussian")  # the path begins at white noise
+    r = head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)
+    draws = posterior_draws(prior, steady, predicted, noise, "prior", bank)
+    torch.testing.assert_close(draws, steady.solution(guess[:, None], r.view_as(noise)), rtol=1e-3, atol=1e-6)
 
 
 @torch.no_grad()
 def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
-    """A path that leads astray does not serve; one that is right does."""
+    """A path that leads astray does not serve, nor does an error that is none; where both are right they
+    do."""
     records = json.loads((chain / "smoke" / "steady" / "config.json").read_text())["decisions"]
     [done] = [one for one in map(Decision.read, records) if one.question == f"samples of {STEADY}"]
     prior = load_corrector(chain / "smoke" / "steady")
@@ -917,7 +925,7 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
     )
     scores = done.scores
     assert [*scores] == [*METHODS] and scores["pushed"] == 1.0
-    assert head.method == done.chosen == min(scores, key=scores.get)
+    assert head.method == done.chosen == min(scores, key=scores.get) and head.is_pushed
     astray = lambda condition: lambda x, angle: 3 + 0 * x  # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
     head.gaussian_out.bias[len(head.r_std) :] += 8.0  # an error of the operator, thousands of times too large

@@ -60,7 +60,7 @@ EVALUATIONS = 2  # most network evaluations per call of a default sampler
 TIED = 1.05  # scores within this factor are equal: those of one and two evaluations differed by -5 % to 5 %
 NUM_IN_WORDS = 4  # candidates in a sentence
 # names of candidates
-ALONE, MEASUREMENT, MIXTURE, TUNED = "base alone", "noise of measurement", "mixture", "tuned"
+ALONE, MEASUREMENT, MIXTURE, CELLS, TUNED = "base alone", "noise of measurement", "mixture", "cells", "tuned"
 
 
 # ---- the record of a decision, and the one function that decides

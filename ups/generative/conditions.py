@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.data.tokenizer import patchify
+from ups.generative.cell_posterior import CellPosterior
 from ups.generative.corrector import Start
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, observe_all
@@ -134,11 +135,12 @@ class FieldConditions:
         tokens = (mask * v, v_guess, log of its standard deviation, mask, log O(v_guess))
         facts  = (coverage, noise, log2 of the block size)
 
-    v is the normalised coefficient, v_guess its mean given the observation: the best linear guess (v itself
-    if it is fully observed). noise_shape: of the standard normal numbers behind one sample of v.
+    v is the normalised coefficient, v_guess its mean given the observation: the best linear guess, or that
+    of a `CellPosterior` (v itself if it is fully observed). noise_shape: of the standard normal numbers
+    behind one sample of v.
     """
 
-    def __init__(self, operator: Operator, name: str, posterior: LinearPosterior):
+    def __init__(self, operator: Operator, name: str, posterior: LinearPosterior | CellPosterior):
         self.operator, self.name, self.head, self.posterior = operator, name, operator.head(name), posterior
         self.device, self.noise_shape = self.head.scale.device, (2, *posterior.shape)
         codec, dim = self.head.input_codec, self.head.codec.dim
@@ -148,6 +150,11 @@ class FieldConditions:
             "num_conditions": 3 * codec.width + codec.patch**self.head.task.ndim + dim,
             "guess": posterior.description,
         }
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the posterior of the coefficient is a `LinearPosterior`."""
+        return self.posterior is self.posterior.linear
 
     def predict(
         self, observation: Observation, parameters: Tensor, noise: Tensor | None = None

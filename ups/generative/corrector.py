@@ -26,10 +26,10 @@ from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.config.model import ModelConfig
 from ups.config.schema import OptimConfig
+from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity, largest_mode
 from ups.generative.law import ScaleMixture, Waves, one_scale
 from ups.generative.limits import WaveLimits
-from ups.generative.linear_posterior import LinearPosterior
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
@@ -39,7 +39,7 @@ from ups.tasks import described_task
 from ups.training.optim import fit_averaged
 from ups.training.weights import load_stage
 
-METHODS = ("pushed", "diffusion")  # of sampling: ups/generative/prior_selection.py
+METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)  # of the angle's sinusoids; low ones keep derivatives in the angle smooth
 LARGEST_LOG_SCALE = math.log(1e4)  # bound of |h|: a coefficient known to 1e-4 of its spread counts as known
@@ -109,7 +109,7 @@ class CorrectorFacts(Facts):
     which the Gaussian is a small head), is_localized (the closed-form part is a mixture of two scales) and
     sample_error (of a sampled state over the size of a residual, which a rollout passes to the network) and
     horizon (frames of the ensembles that were validated).
-    Steady also guess (of `LinearPosterior`) and method of sampling, one of METHODS.
+    Steady also guess (of `posterior_of`), start of the path and method of sampling, one of METHODS.
     """
 
     again = f"Train the stage again: {make_target('diffusion')}, {make_target('steady')}."
@@ -117,7 +117,8 @@ class CorrectorFacts(Facts):
     name: str
     own: dict[str, Any] | None = None
     guess: dict[str, Any] | None = None
-    method: str | None = checked((lambda value: value in METHODS, "pushed or diffusion"), default=None)
+    start: str | None = None
+    method: str | None = None
     dim: int = checked(COUNT)
     num_conditions: int = checked(COUNT)
     tokens: list[int] | None = checked(CELLS, default=None)
@@ -151,9 +152,9 @@ class CorrectorHead(nn.Module):
         ):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))  # standard deviation of the largest mode of r~
-        self.guess = LinearPosterior(facts.guess["shape"], facts.guess["num_modes"]) if facts.guess else None
+        self.guess = posterior_of(facts.guess, model, task) if facts.guess else None
         if self.guess is not None:
-            self.guess.requires_grad_(False)
+            self.guess.requires_grad_(False)  # `fit_posteriors` trains it
         self.waves = Waves(facts.tokens, dim, self.boundary) if facts.tokens else None
         self.limits = WaveLimits(*facts.fields, boundary=self.boundary) if facts.tokens else None
         self.mixture = ScaleMixture(dim) if facts.is_localized else None
@@ -185,6 +186,11 @@ class CorrectorHead(nn.Module):
     @sample_error.setter
     def sample_error(self, size: float) -> None:
         self.facts = replace(self.facts, sample_error=size)
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether the diffusion starts at a pushed sample of the coefficient; else at white noise."""
+        return self.facts.start == METHODS[0]
 
     @cached_property
     def largest(self) -> float:
@@ -229,9 +235,10 @@ class CorrectorHead(nn.Module):
         return self.r_mean + self.r_std * condition.log_scale.exp() * (condition.mean + r)
 
     def with_start(self, condition: Condition, start: Start) -> Condition:
-        """Return the condition with the start of the sampling path: the diffusion starts with the operator's
-        own error. If the coefficient is fully observed, only that error remains; the facts of start and
-        condition are then equal."""
+        """Return the condition with the start of the sampling path. If the coefficient is fully observed,
+        only the operator's own error remains; the facts of start and condition are then equal."""
+        if self.method == "gaussian" or (self.method == "diffusion" and not self.is_pushed):
+            return condition
         prediction = self.condition(start.tokens, start.facts)
         has_error = (condition.facts == prediction.facts).all(1) | (self.method != METHODS[0])
         has_error = has_error.view(-1, *[1] * (start.offset.ndim - 1))

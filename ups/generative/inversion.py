@@ -18,13 +18,16 @@ generalization of the preconditioned Crank-Nicolson Metropolis algorithm").
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ups.data.tokenizer import Tokenizer
+from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import num_states
 from ups.generative.linear_posterior import LinearPosterior
-from ups.generative.observation import Measured, block_average, observe_all
+from ups.generative.observation import BLOCKS, NOISY_STD, Measured, Observation, block_average, observe_all
 from ups.generative.sampling import Sampler, sample_solutions
 from ups.models.operator import Operator
 from ups.models.rollout import member_noise
@@ -153,9 +156,12 @@ def sample_measured(
 ) -> Tensor:
     """Solutions (batch, num_members, C, *space), physical units relative to the task's offsets, of steady
     task `name` given measurements of its coefficient and solution (None: of none). Raises ValueError for
-    exact block means of a positive coefficient."""
+    what the learnt posterior of a two-valued coefficient was not trained on."""
     head, posterior = operator.head(name), sampler.network.heads[name].guess
     codec = head.input_codec
+    if isinstance(posterior, CellPosterior):
+        observation = _as_trained(name, codec, measured, solution)
+        return sample_solutions(operator, sampler, name, observation, parameters, num_members, seed)
     if measured.block > 1 and codec.positive and bool((measured.noise[measured.mask] == 0).any()):
         raise ValueError(
             f"{name} was given block means of {codec.fields[0]} without noise; expected a standard deviation "
@@ -215,3 +221,21 @@ def _measurement(
         return torch.cat([values, head.codec.denormalise(u).flatten(1)[:, at]], 1)
 
     return h, y, noise
+
+
+def _as_trained(name: str, codec: Tokenizer, measured: Measured, solution: Measured | None) -> Observation:
+    """The observation of a two-valued coefficient, as its posterior was trained on it."""
+    noise = measured.noise.flatten(1) / float(codec.std)
+    is_noisy = measured.block == 1 and bool(((noise >= NOISY_STD[0]) & (noise <= NOISY_STD[1])).all())
+    is_mean = measured.block in BLOCKS and not bool(noise.any())
+    is_same = bool((noise == noise[:, :1]).all() & measured.mask.all())
+    if solution is not None or codec.positive or not (is_same and (is_noisy or is_mean)):
+        low, high = (float(codec.std) * size for size in NOISY_STD)
+        raise ValueError(
+            f"{name} has a coefficient of two values, whose posterior is learnt; expected exact values of "
+            f"some cells, exact means of all blocks of {', '.join(map(str, BLOCKS))} cells per axis, or one "
+            f"noise of {low:.3g} to {high:.3g} in all cells, and no u. Pass one of these."
+        )
+    observation = observe_all(codec.normalise(measured.values.float()))
+    facts = torch.stack([noise[:, 0] * 0 + 1, noise[:, 0], noise[:, 0] * 0 + math.log2(measured.block)], 1)
+    return replace(observation, facts=facts.float())

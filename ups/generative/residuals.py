@@ -26,6 +26,7 @@ from ups.common.device import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
+from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
 from ups.generative.corrector import ResidualBatch
 from ups.generative.linear_posterior import LinearPosterior
@@ -176,7 +177,9 @@ class SteadyResiduals(FieldConditions):
     posterior: of a trained prior; None: a linear one is fitted here to the training fields of the cache.
     """
 
-    def __init__(self, operator: Operator, cache: Cache, posterior: LinearPosterior | None = None):
+    def __init__(
+        self, operator: Operator, cache: Cache, posterior: LinearPosterior | CellPosterior | None = None
+    ):
         head, self.cache = operator.head_for(cache), cache
         if posterior is None:
             rows, device, codec = cache.split["train"], head.scale.device, head.input_codec
@@ -190,6 +193,12 @@ class SteadyResiduals(FieldConditions):
                 (lambda v: symmetry(head.task, codec.space, rng)(v, codec)) if is_symmetric else None,
             )
         super().__init__(operator, cache.task.name, posterior)
+
+    def training_inputs(self, most: int | None = None) -> Tensor:
+        """The coefficients of the training split and the reserved rows, normalised: (n, C, *space); the first
+        `most`."""
+        rows = torch.cat([self.cache.split[name] for name in ("train", "reserved")])[:most]
+        return self.head.input_codec.decode(self.cache.inputs(rows, self.device)[:, 0])
 
     def windows(self, split: str) -> tuple[int, int]:
         return len(self.cache.split[split]), 1
@@ -229,6 +238,7 @@ class SteadyResiduals(FieldConditions):
         v = self.head.input_codec.decode(z_in[:, 0])
         rngs = row_generators(rng.initial_seed(), rows=positions.tolist())
         observation = observe(v, sample_levels(v.shape[2:], rngs), rngs)
+        has_start &= self.is_linear
         noise = torch.stack([torch.randn(1, *self.noise_shape, generator=row_rng) for row_rng in rngs])
         guess, tokens, facts, start = self.predict(
             observation, parameters, send(noise, v.device) if has_start else None
