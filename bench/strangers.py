@@ -10,10 +10,11 @@
     fronts: u_t = div (u^2 grad u), periodic, from patches of compact support
 
 86 trajectories of 24 frames (68 train, 12 validate, 6 are not read), 24 of 64 frames to test; four frames are
-given. Columns: ours (default settings for user data, without a search), fno (bench/rivals.py), and FNO, TFNO
-and UNO of neuraloperator, trained by the recipe of bench/baselines.py. Rivals have their width, modes, batch
-and rate from a search of --search processor seconds on validation (SETTINGS, bench/search.py). Results:
-bench/results/strangers/PROBLEM.json, one entry per training, written at once and not computed again.
+given. Columns: ours (default settings for user data, without a search), ours_fine (those of docs/training.md
+for a minute in 2D), fno (bench/rivals.py), and FNO, TFNO and UNO of neuraloperator, trained by the recipe of
+bench/baselines.py. Rivals have their width, modes, batch and rate from a search of --search processor seconds
+on validation (SETTINGS, bench/search.py). Results: bench/results/strangers/PROBLEM.json, one entry per
+training, written at once and not computed again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,17 @@ from ups_discovery.boundary import NO_FLUX, PERIODIC, along
 
 FOLDER, PACKAGE = RESULTS / "strangers", "neuraloperator"
 AUTHORS = ("FNO", "TFNO", "UNO")  # classes of neuralop.models
-COLUMNS = ("ours", "fno", *AUTHORS)
+# overrides; {}: the task, or the place of its files
+OURS = {
+    "ours": [],
+    "ours_fine": [
+        "cache.root={}_fine",
+        "task.{}.patch=2",
+        *(f"operator.model.{size}" for size in ("width=48", "depth=2", "kernel_size=3")),
+        *(f"operator.train.{size}=4" for size in ("batch_size", "micro_batch")),
+    ],
+}
+COLUMNS = (*OURS, "fno", *AUTHORS)
 NUM_FILE, NUM_TEST, NUM_FRAMES, NUM_LONG, CONTEXT, BATCH = 86, 24, 24, 64, 4, 24
 OVERRIDES = [f"data.val_fraction={12 / NUM_FILE}", f"data.test_fraction={6 / NUM_FILE}"]
 OVERRIDES += [f"evaluate.context_frames={CONTEXT}"]
@@ -224,8 +235,12 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
         one = trained(changes, seconds)
         return Trial(best_error(one), one.steps, one.seconds)
 
-    if column == "ours":
-        settings, model = {}, train_ours(config, problem, args.budget, seed)
+    if column in OURS:
+        own = [text.format(problem if "task" in text else path.with_suffix("")) for text in OURS[column]]
+        settings = dict(text.split("=") for text in own)
+        model = train_ours(
+            with_cache(load_config(path, [*OVERRIDES, *own]), problem), problem, args.budget, seed
+        )
     else:
         settings = search(list(SETTINGS), [], trial, search_seconds(args), args.budget)["changes"]
         model = trained(settings, args.budget)

@@ -651,18 +651,27 @@ def strangers_table(found: dict[str, dict[str, Any]]) -> str:
     def cell(row: dict[str, float]) -> str:
         return ", ".join(number(row[part]) for part in ("first", "error", "late"))
 
-    labels = {"ours": "UPS", "fno": "FNO of the bench", **{name: name for name in ("FNO", "TFNO", "UNO")}}
+    labels = {
+        "ours": "UPS",
+        "ours_fine": "UPS, fine",
+        "fno": "FNO of the bench",
+        **{name: name for name in ("FNO", "TFNO", "UNO")},
+    }
 
     def line(record: dict[str, Any]) -> tuple[str, ...]:
         own = {one["key"]["column"]: one for one in record["entries"]}
         cells = (
             f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else MISSING for name in labels
         )
-        rivals = [one["row"]["error"] for name, one in own.items() if name != "ours"]
-        ratio_of = number(own["ours"]["row"]["error"] / min(rivals), True) if rivals else MISSING
-        return record["task"], cell(record["persistence"]), *cells, ratio_of
+        errors = {name: one["row"]["error"] for name, one in own.items()}
+        best = min(value for name, value in errors.items() if "ours" not in name)
+        ratios = (
+            number(errors[name] / best, True) if name in errors else MISSING for name in ("ours", "ours_fine")
+        )
+        return record["task"], cell(record["persistence"]), *cells, *ratios
 
-    return table(("problem", "persistence", *labels.values(), "UPS / best"), map(line, found.values()))
+    header = ("problem", "persistence", *labels.values(), "UPS / best", "fine / best")
+    return table(header, map(line, found.values()))
 
 
 def climate_table(found: dict[str, dict[str, Any]]) -> str:
