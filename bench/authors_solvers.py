@@ -1,11 +1,11 @@
-"""Solve Burgers' equation and Fisher-KPP with the packages of several authors; bench/authors.py and
-bench/pays.py run this file in an environment that has them.
+"""Solve u_t + u u_x = nu u_xx with the packages of several authors; bench/authors.py runs this file in an
+environment that has them.
 
     PYTHON bench/authors_solvers.py AUTHOR GIVEN.npz RESULT.npz
 
 GIVEN.npz: facts of `Problem`; `tried` (k, 2), cells per axis and steps of a frame; for each number of cells
-the starts, uCELLS (n, *space), on a periodic grid of the unit interval or square. RESULT.npz: frames u0, u1,
-.. (n, time, *space) float64, the start included, NaN where the method failed; and, if GIVEN has
+the starts, uCELLS (n, x), on a periodic grid of the unit interval. RESULT.npz: frames u0, u1, .. (n, time, x)
+float64, the start included, NaN where the method failed; and, if GIVEN has
 `is_measured`, seconds (k, 2): processor time per trajectory of all in one batch and of single ones, after a
 call in which packages compile what they can.
 """
@@ -28,11 +28,9 @@ ENOUGH_S, NUM_REPEATS = 0.3, 5  # a measurement ends after so many seconds or ca
 class Problem:
     """dt: between frames. steps: of a frame; 0 for what the package does by itself."""
 
-    equation: str
     dt: float
     num_frames: int
     diffusivity: float
-    rate: float = 0.0
     steps: int = 0
 
 
@@ -44,7 +42,7 @@ def pypde(u: np.ndarray, problem: Problem) -> np.ndarray:
     method: dict[str, Any] = {"solver": "scipy"}
     if problem.steps:
         method = {"solver": "explicit", "adaptive": True, "tolerance": 0.01 / problem.steps}
-    (law, grid), out = pypde_law(problem, u.shape[1:]), []
+    (law, grid), out = pypde_law(problem, u.shape[1]), []
     for start in u:
         storage = pde.MemoryStorage()
         law.solve(
@@ -59,17 +57,13 @@ def pypde(u: np.ndarray, problem: Problem) -> np.ndarray:
 
 
 @cache
-def pypde_law(problem: Problem, shape: tuple[int, ...]) -> tuple:
+def pypde_law(problem: Problem, cells: int) -> tuple:
     """The equation, which keeps what it has compiled, and the grid."""
     import pde
 
-    rates = {
-        "burgers": "diffusivity * laplace(u) - u * d_dx(u)",
-        "fisher": "diffusivity * laplace(u) + rate * u * (1 - u)",
-    }
-    constants = {"diffusivity": problem.diffusivity, "rate": problem.rate}
-    law = pde.PDE({"u": rates[problem.equation]}, consts=constants)
-    return law, pde.CartesianGrid([[0, 1]] * len(shape), shape, periodic=True)
+    constants = {"diffusivity": problem.diffusivity}
+    law = pde.PDE({"u": "diffusivity * laplace(u) - u * d_dx(u)"}, consts=constants)
+    return law, pde.CartesianGrid([[0, 1]], [cells], periodic=True)
 
 
 def exponax(u: np.ndarray, problem: Problem) -> np.ndarray:
@@ -77,43 +71,36 @@ def exponax(u: np.ndarray, problem: Problem) -> np.ndarray:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    rollout = exponax_rollout(problem, u.ndim - 1, u.shape[-1])
+    rollout = exponax_rollout(problem, u.shape[-1])
     return np.asarray(rollout(jax.numpy.asarray(u[:, None])))[:, :, 0]
 
 
 @cache
-def exponax_rollout(problem: Problem, ndim: int, cells: int) -> Callable:
+def exponax_rollout(problem: Problem, cells: int) -> Callable:
     import exponax
     import jax
 
-    given, rate = {"diffusivity": problem.diffusivity}, {"reactivity": problem.rate}
-    grid, num_steps = (ndim, 1.0, cells), problem.steps or 10
-    if problem.equation == "burgers":
-        step = exponax.stepper.Burgers(*grid, problem.dt / num_steps, **given)
-    else:
-        step = exponax.stepper.reaction.FisherKPP(*grid, problem.dt / num_steps, **given, **rate)
+    num_steps = problem.steps or 10
+    step = exponax.stepper.Burgers(1, 1.0, cells, problem.dt / num_steps, diffusivity=problem.diffusivity)
     frame = exponax.RepeatedStepper(step, num_steps)
     return jax.jit(jax.vmap(exponax.rollout(frame, problem.num_frames - 1, include_init=True)))
 
 
 def phiflow(u: np.ndarray, problem: Problem) -> np.ndarray:
-    """MacCormack advection or an explicit reaction, then explicit diffusion, one after the other."""
+    """MacCormack advection, then explicit diffusion."""
     from phi.jax import flow
 
-    names, frame = ",".join("xy"[: u.ndim - 1]), phiflow_frame(problem, u.ndim - 1)
-    values = flow.tensor(u, flow.batch("trajectory"), flow.spatial(names))
-    is_vector = problem.equation == "burgers"
-    if is_vector:
-        values = flow.expand(values, flow.channel(vector="x"))
-    order, out = ["trajectory", *names.split(","), *["vector"] * is_vector], [u]
+    frame, out = phiflow_frame(problem), [u]
+    values = flow.tensor(u, flow.batch("trajectory"), flow.spatial("x"))
+    values = flow.expand(values, flow.channel(vector="x"))
     for _ in range(problem.num_frames - 1):
         values = frame(values)
-        out.append(values.numpy(order).reshape(u.shape))
+        out.append(values.numpy(["trajectory", "x", "vector"]).reshape(u.shape))
     return np.stack(out, 1)
 
 
 @cache
-def phiflow_frame(problem: Problem, ndim: int) -> Callable:
+def phiflow_frame(problem: Problem) -> Callable:
     from phi.jax import flow
 
     flow.math.set_global_precision(64)
@@ -121,13 +108,9 @@ def phiflow_frame(problem: Problem, ndim: int) -> Callable:
     step = problem.dt / num_steps
 
     def frame(values: flow.Tensor) -> flow.Tensor:
-        box = flow.Box(**dict.fromkeys("xy"[:ndim], 1))
-        field = flow.CenteredGrid(values, flow.extrapolation.PERIODIC, box)
+        field = flow.CenteredGrid(values, flow.extrapolation.PERIODIC, flow.Box(x=1))
         for _ in range(num_steps):
-            if problem.equation == "burgers":
-                field = flow.advect.mac_cormack(field, field, step)
-            else:
-                field = field + step * problem.rate * field * (1 - field)
+            field = flow.advect.mac_cormack(field, field, step)
             field = flow.diffuse.explicit(field, problem.diffusivity, step)
         return field.values
 

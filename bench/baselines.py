@@ -147,7 +147,14 @@ def learning_rate(share: float, settings: Settings) -> float:
 class Trainer:
     """One training run of one baseline; see `train`."""
 
-    def __init__(self, problem: Problem, settings: Settings, seed: int, device: str = "cpu"):
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        seed: int,
+        device: str = "cpu",
+        network: Callable[..., nn.Module] = Rival,
+    ):
         self.problem, self.settings, self.device = problem, settings, torch.device(device)
         p, s, ndim = problem, settings, problem.ndim
         if s.history > p.context and not p.is_steady:
@@ -175,7 +182,7 @@ class Trainer:
             self.change = self.moving(difference).pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
             in_channels = num_channels * s.history
         # starts from persistence (steady: from the mean field), as its output is zero
-        self.net = Rival(
+        self.net = network(
             in_channels,
             self.parameters.shape[1],
             self.num_moving,
@@ -183,8 +190,9 @@ class Trainer:
             p.boundary,
             s,
         ).to(self.device)
+        is_real = all(x.is_floating_point() for x in self.net.parameters())  # fused updates are for such
         self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=s.lr, weight_decay=s.weight_decay, betas=(0.9, 0.95), fused=True
+            self.net.parameters(), lr=s.lr, weight_decay=s.weight_decay, betas=(0.9, 0.95), fused=is_real
         )
         self.average = [x.detach().clone() for x in self.net.parameters()] if s.ema else []
         self.skipped = 0
@@ -331,6 +339,7 @@ def train(
     clock: Callable[[], float] = time.process_time,
     device: str = "cpu",
     enough: float = -math.inf,
+    network: Callable[..., nn.Module] = Rival,
 ) -> Trained:
     """Train one baseline for `budget_seconds` of `clock` and return it with the weights that `score` (of the
     validation rows, lower is better; not counted in the budget) prefers among those at the CHECKPOINTS and
@@ -338,7 +347,7 @@ def train(
 
     Normalising the data and building the network come before the budget; it ends before a step that would not
     fit, and where validation finds an error of at most `enough`."""
-    trainer = Trainer(problem, settings, seed, device)
+    trainer = Trainer(problem, settings, seed, device, network)
     watch = Stopwatch(clock)
     cpu_start = time.process_time()
     result = Trained(trainer.predict, trainer.num_parameters, 0, 0.0, 0.0)

@@ -191,14 +191,13 @@ def family(name: str) -> Found:
 
 def stranger(author: str, python: Path | None) -> Found:
     """The costs of Burgers' equation and of another author's solver on its grids, by its steps."""
-    facts, folder = authors.EQUATIONS[EQUATION], OUT / "pays" / author
-    starts = torch.from_numpy(dataclasses.replace(facts, resolution=FINE[0]).starts())
-    stored, films, kept = (facts.resolution,), folder / "films.npz", folder / "data.json"
+    folder, starts = OUT / "pays" / author, torch.from_numpy(authors.starts(FINE[0]))
+    stored, films, kept = (authors.NUM_CELLS,), folder / "films.npz", folder / "data.json"
 
     def solved(rows: slice, tried: Sequence[tuple[int, int]], **more: Any) -> dict[str, np.ndarray]:
         cells = {cells for cells, _ in tried}
         grids = [resample(starts[rows], (num,), PERIODIC).numpy() for num in cells]
-        return authors.solve(author, python, folder / "work", EQUATION, tried, grids, **more)
+        return authors.solve(author, python, folder / "work", tried, grids, **more)
 
     def seen(u: np.ndarray) -> Tensor:
         """Frames (n, T, x) of any grid on the stored one, (n, T, 1, x)."""
@@ -208,7 +207,7 @@ def stranger(author: str, python: Path | None) -> Found:
         before = spent()
         write(films, {"u": seen(solved(slice(NUM_FILMS), [FINE])["u0"])[:, :, 0].numpy()})
         kept.write_text(json.dumps({"prepare_data": spent() - before}), encoding="utf-8")
-    config = write_config(films, CONFIG, EQUATION, facts.dt)
+    config = write_config(films, CONFIG, EQUATION, authors.DT)
     model, budget = trained(author, config, f"operator.train.steps={NUM_STEPS}")
     tried = [*((cells, steps) for cells in CELLS for steps in STEPS[author]), FINE]
     found = solved(slice(-NUM_STARTS, None), tried, is_measured=True)

@@ -45,6 +45,7 @@ CORRECTORS = {
     "alone": ", a network without the solver",
 }
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
+COUNTS = (0, 4, 16, 64)  # problems of bench/transfer.py
 
 
 def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -249,35 +250,6 @@ def pays_table(found: dict[str, dict[str, Any]]) -> str:
     return table(
         tuple(header.split("; ")), map(line, sorted(found, key=lambda name: (name in AUTHORS, name)))
     )
-
-
-def authors_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/peers.md: errors on the data of every author (a column) after training on those of one (a row),
-    and the distances between these data.
-    """
-    labels = {"ours": "UPS", "ours_persistence": "UPS, persistence only", "fno": "FNO", "unet": "U-Net"}
-    names = list(next(iter(found.values()))["distance"]) if found else []
-
-    def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
-        equation = record["task"]
-        for author, distance in record["distance"].items():
-            yield (
-                equation,
-                "the data",
-                author,
-                *(number(None if name == author else distance[name]) for name in names),
-            )
-        yield equation, "persistence", MISSING, *(number(record["persistence"][name]) for name in names)
-        for column, label in labels.items():
-            entries = longest(record, column)
-            for author in names:
-                errors = [entry["errors"] for entry in entries if entry["key"]["author"] == author]
-                if errors:
-                    means = (mean(row[name]["error"] for row in errors) for name in names)
-                    yield equation, label, author, *map(number, means)
-
-    header = ("equation", "model", "trained on", *(f"tested on {name}" for name in names))
-    return table(header, (line for record in found.values() for line in lines(record)))
 
 
 def error_map(record: dict[str, Any], column: str) -> list[list[float]]:
@@ -594,6 +566,68 @@ def few_table(found: dict[str, dict[str, Any]]) -> str:
     return table(tuple(header.split("; ")), map(line, found))
 
 
+def transfer_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: errors after few trajectories, by the number of problems behind the trunk."""
+
+    def values(
+        record: dict[str, Any], column: str, problems: int, is_plain: bool = False
+    ) -> dict[int, float]:
+        """Seed -> error."""
+        keys = {"column": column, "problems": problems}
+        return {
+            one["key"]["seed"]: one["row"]["home"]["error"]
+            for one in record["entries"]
+            if one["key"] | keys == one["key"] and bool(one["key"]["overrides"]) == is_plain
+        }
+
+    def cell(errors: dict[int, float]) -> str:
+        if not errors:
+            return MISSING
+        ends = " to ".join(number(end) for end in (min(errors.values()), max(errors.values())))
+        return f"{number(statistics.geometric_mean(errors.values()))}" + f" ({ends})" * (len(errors) > 1)
+
+    def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
+        for column in sorted({one["key"]["column"] for one in record["entries"]}, key=str.split):
+            own = {count: values(record, column, count) for count in COUNTS}
+            of_plain, last = values(record, column, 0, True), own[COUNTS[-1]]
+            ratios = [last[seed] / own[0][seed] for seed in last if seed in own[0]]
+            mean_ratio = number(statistics.geometric_mean(ratios), True) if ratios else MISSING
+            bases, num = column.split()
+            yield record["task"], bases, num, *map(cell, (of_plain, *own.values())), mean_ratio
+
+    header = ("family", "bases", "trajectories", "0, `plain`", *map(str, COUNTS), f"{COUNTS[-1]} / 0")
+    return table(header, (line for record in found.values() for line in lines(record)))
+
+
+def strangers_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/peers.md: UPS and networks by the code of their authors; first frame, 20 frames, frame 60."""
+
+    def cell(row: dict[str, float]) -> str:
+        return ", ".join(number(row[part]) for part in ("first", "error", "late"))
+
+    labels = {
+        "ours": "UPS",
+        "ours_fine": "UPS, fine",
+        "fno": "FNO of the bench",
+        **{name: name for name in ("FNO", "TFNO", "UNO")},
+    }
+
+    def line(record: dict[str, Any]) -> tuple[str, ...]:
+        own = {one["key"]["column"]: one for one in record["entries"]}
+        cells = (
+            f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else MISSING for name in labels
+        )
+        errors = {name: one["row"]["error"] for name, one in own.items()}
+        best = min(value for name, value in errors.items() if "ours" not in name)
+        ratios = (
+            number(errors[name] / best, True) if name in errors else MISSING for name in ("ours", "ours_fine")
+        )
+        return record["task"], cell(record["persistence"]), *cells, *ratios
+
+    header = ("problem", "persistence", *labels.values(), "UPS / best", "fine / best")
+    return table(header, map(line, found.values()))
+
+
 def climate_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/uncertain.md: long rollouts over exact samples, in the second half of their frames."""
     lines = []
@@ -625,7 +659,8 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "long": ("docs/results.md", "", long_table),
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "few": ("docs/peers.md", "few", few_table),
-    "authors": ("docs/peers.md", "authors", authors_table),
+    "strangers": ("docs/peers.md", "strangers", strangers_table),
+    "transfer": ("docs/results.md", "transfer", transfer_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "excitable_far": ("docs/uncertain.md", "excitable_far", excitable_table),

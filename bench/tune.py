@@ -224,14 +224,15 @@ def train_rival(
     seed: int,
     budget: float,
     enough: float = -math.inf,
+    **more: Any,
 ) -> Trained:
-    """Train one baseline; its weights are selected on validation."""
+    """Train one baseline; its weights are selected on validation. more: of `train`."""
 
     def score(trained: Trained) -> float:
         errors, _ = rollout(trained, val, config.evaluate.batch_size)
         return float(headline(errors.moments(problem.is_steady).mean(0, keepdim=True), problem.is_steady)[0])
 
-    return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device, enough)
+    return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device, enough, **more)
 
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float, **given: Any) -> Trained:

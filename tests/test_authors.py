@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import apebench, authors, pays, shift_grid, user_data
+from bench import apebench, authors, pays, shift_grid, strangers, transfer, user_data
 from bench.baselines import Trained
 from bench.score import Split
 from ups.config.load import load_config
@@ -43,15 +43,21 @@ def test_a_file_is_read_as_a_user_s_with_many_values_of_its_parameter(tmp_path):
     assert sorted(cache.parameters[:, 0].tolist()) == pytest.approx(scale.tolist())
 
 
-def test_solutions_of_an_author_with_other_starts_or_without_numbers_are_refused():
-    facts = authors.EQUATIONS["burgers"]
-    u = np.repeat(facts.starts()[:, None], authors.NUM_FRAMES, 1)
-    assert authors.checked(u, facts, "fake") is u
-    late, lost = u + 0.01, u.copy()
-    lost[0, -1, 0] = np.nan
-    for fake in (late, lost, u[:, :-1]):
-        with pytest.raises(ValueError, match="fake returned .* expected .* that begin with the given starts"):
-            authors.checked(fake, facts, "fake")
+@pytest.mark.parametrize("number", range(4))
+def test_a_random_problem_is_a_function_of_its_number_and_moves_by_a_few_percent_a_frame(number):
+    u = transfer.drawn(number, 0)
+    assert torch.equal(u, transfer.drawn(number, 0)) and float(u.abs().max()) < transfer.LARGEST
+    change = (u[:, 1] - u[:, 0]).square().mean().sqrt() / u[:, 0].square().mean().sqrt()
+    assert len(u) == transfer.NUM_STARTS and 0.005 < change < 0.25
+    across = (u[..., 0] - u[..., -1]).abs().mean(), (u[..., 1] - u[..., 0]).abs().mean()
+    assert (across[0] < 2 * across[1]) == (number % 2 == 0)  # every second problem has walls
+
+
+@pytest.mark.parametrize("name", ("cahn_hilliard", "fronts"))
+def test_problems_of_strangers_conserve_what_their_equation_conserves(name):
+    u = strangers.PROBLEMS[name][0](2, 3, 1)["u"]
+    total = u.sum((2, 3))
+    assert np.abs(total - total[:, :1]).max() < 1e-9 and np.abs(u[:, 1] - u[:, 0]).max() > 1e-3
 
 
 def test_a_forecast_pays_when_what_it_saves_on_a_solver_of_equal_error_repays_data_and_training():
@@ -82,13 +88,6 @@ def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tm
     python = tmp_path / "phi-env" / "bin" / "python"
     assert apebench.environment(*there) == apebench.environment(*there) == python
     assert sum("pip" in words for words in calls) == 2 and set(authors.PACKAGES) < set(calls[1])
-
-
-def test_the_distance_of_data_is_the_error_if_the_other_s_are_the_truth():
-    truth = torch.ones(3, 4, 1, 8)
-    one = Split(truth[:, :1], truth, torch.zeros(3, 0), torch.arange(3))
-    two = dataclasses.replace(one, truth=2 * truth)
-    assert authors.distances({"a": one, "b": two}) == {"a": {"a": 0, "b": 0.5}, "b": {"a": 1, "b": 0}}
 
 
 @pytest.mark.parametrize("name", shift_grid.FAMILIES)

@@ -18,8 +18,8 @@ from ups_discovery.seeds import generator
 from ups_discovery.spectral import box, box_rows
 from ups_discovery.terms import Term, Terms
 
-# law and highest wave number of its fields: a flow that carries the state, or rates of its growth
-LAWS = (("constant", 0), ("carried", 3), ("growing", 2))
+# law and highest wave number of its fields: those of "carried" are a flow that carries the state
+LAWS = (("constant", 0), ("carried", 3))
 MOST_ROWS, MOST_FRAMES, BLOCK = 64, 5, 16  # trajectories of a fit, frames of each, trajectories at once
 MOST_CELLS, MOST_UNKNOWNS = 1024, 120  # of a frame that are compared; of coefficients: else fewer waves
 CORRECTIONS, EM_STEPS = 4, 15
@@ -46,10 +46,6 @@ def unknowns(law: str, num_channels: int, ndim: int) -> list[Unknown]:
     bends = [Unknown(((c, (none, ((c, (axis, axis)),))),)) for c in every for axis in axes]
     if law == "carried":
         return [*(Unknown(tuple(parts), True) for parts in slopes), *bends]
-    if law == "growing":
-        fields = [Unknown(((c, (power(*[c] * n), ())),), True) for c in every for n in (0, 1)]
-        numbers = [Unknown(((c, (power(*[c] * n), ())),)) for c in every for n in (2, 3)]
-        return [*fields, *numbers, *bends]
     if law != "constant":
         known = ", ".join(sorted({name for name, _ in LAWS}))
         raise ValueError(f"a base has the law {law!r:.80}; expected one of {known}. Train it again.")
@@ -64,7 +60,7 @@ def unknowns(law: str, num_channels: int, ndim: int) -> list[Unknown]:
 
 class Coefficients(Base):
     """s_t = sum over terms of c * term(s), by an `Equation`, with c of the trajectory, which does not change
-    in time: numbers, and fields of few waves (a flow that carries s, a rate of growth).
+    in time: numbers, and fields of few waves (a flow that carries s).
 
     c has a normal distribution over trajectories, whose mean is a fit of low order in the parameters, and
     whose moments are those of the training trajectories (empirical Bayes by expectation and maximisation:
@@ -218,7 +214,7 @@ class Coefficients(Base):
         rows = rows[torch.randperm(len(rows), generator=rng)[:MOST_ROWS]]
         s = samples.states(rows, MOST_FRAMES, rng).float()
         parameters = samples.head.parameters_of(samples.cache, rows)
-        for law, waves in LAWS:
+        for law, waves in LAWS[: 1 + has_context]:  # of fields one frame says nothing
             own = {**settings, "law": law, "waves": waves}
             while (base := cls(**own)).size > MOST_UNKNOWNS and own["waves"]:
                 own["waves"] -= 1
@@ -292,11 +288,11 @@ class Coefficients(Base):
 
 class Moments:
     """The distribution of coefficients over trajectories, and the variance of residuals: for y = J c + noise.
-    features (rows, F): the expected coefficients are linear in them."""
+    features (rows, F): the expected coefficients are linear in those of them that lower BIC (Schwarz 1978): a
+    parameter and its logarithm, which hardly differ over a short range, differ far outside of it."""
 
     def __init__(self, features: Tensor, size: int):
         self.features = features.double()
-        self.inverse = torch.linalg.pinv(self.features)
         self.identity = torch.eye(size).to(self.features)
         self.covariance, self.noise = self.identity, 0.1  # of the change in a frame, which is 1
         self.expected = self.features.new_zeros(features.shape[1], size)
@@ -311,7 +307,24 @@ class Moments:
             left = square - 2 * (right * c).sum(1) + ((products @ c[..., None])[..., 0] * c).sum(1)
             left = left + (products * spread).sum((1, 2))
             self.noise = max(float(left.mean()) / num_values, 1e-10)
-            self.expected = self.inverse @ c
-            apart = c - self.features @ self.expected
-            self.covariance = (apart.mT @ apart + spread.sum(0)) / len(c) + 1e-9 * self.identity
+            self.regress(c, spread.sum(0))
         return c
+
+    def regress(self, c: Tensor, spread: Tensor) -> None:
+        """Set `expected` and `covariance`; features go, one after the other, while BIC falls."""
+
+        def regressed(kept: list[int]) -> tuple[float, list[int], Tensor, Tensor]:
+            expected = torch.zeros_like(self.expected)
+            expected[kept] = torch.linalg.pinv(self.features[:, kept]) @ c
+            apart = c - self.features @ expected
+            covariance = (apart.mT @ apart + spread) / len(c) + 1e-9 * self.identity
+            cost = len(kept) * expected.shape[1] * math.log(len(c))
+            return float(len(c) * torch.logdet(covariance)) + cost, kept, expected, covariance
+
+        best, options = math.inf, [[*range(len(self.expected))]]
+        while options:
+            bic, kept, *found = min(map(regressed, options), key=lambda one: one[0])
+            if best <= bic:
+                break
+            best, (self.expected, self.covariance) = bic, found
+            options = [[one for one in kept if one != gone] for gone in kept if len(kept) > 1]
