@@ -199,7 +199,8 @@ def test_after_a_hundred_calls_a_graph_returns_the_same_numbers(trained):
     correct, expected = StepCorrector(model, coarse), StepCorrector(model, coarse)(u[:1])
     for _ in range(NUM_FIRST_CALLS + 2):
         assert abs(correct(u[:1]) - expected).max() < 1e-6
-    assert [graph is not None for graph in model.operator.traces.graphs.values()] == [True]
+    (graph,) = model.operator.traces.graphs.values()
+    assert "aten::cos" not in str(graph.graph)  # the waves of the network are constants of it
     with pytest.warns(UserWarning, match="range"):
         assert correct(100 * u[:1]).tobytes() == coarse(100 * u[:1]).tobytes()
 
@@ -366,14 +367,13 @@ def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monk
 def test_an_example_steps_on_both_grids_if_its_package_is_there(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 60
-    (package, *_) = sorted(
-        re.findall(r"^import (exponax|fipy|pde|numpy)\b", text, re.MULTILINE), key="numpy".__eq__
-    )
+    packages = re.findall(r"^(?:import|from) (exponax|fipy|pde|phi|numpy)\b", text, re.MULTILINE)
+    package = min(packages, key="numpy".__eq__)
     pytest.importorskip(package, reason=f"{package} is not required by this project")
     example = importlib.import_module(f"examples.{path.stem}")
     u = example.starts(2, 16)
     later = example.coarse(u)
-    assert u.shape[:3] == later.shape[:3] == (2, 1, 16) and np.isfinite(later).all()
+    assert u.shape == later.shape and (len(u), u.shape[2]) == (2, 16) and np.isfinite(later).all()
     assert 1e-4 < abs(later - u).max() < 10 * abs(u).max()
     assert np.array_equal(example.coarse(u[1:]), later[1:])  # a row does not depend on the others
     assert example.fine(example.starts(1, 32)).shape[2] == 32
