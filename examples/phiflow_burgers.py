@@ -1,4 +1,4 @@
-"""Burgers' equation in 2D by PhiFlow (semi-Lagrangian, explicit diffusion), on a grid four times coarser, corrected.
+"""Burgers' equation in 2D by PhiFlow (semi-Lagrangian), on a grid four times coarser, corrected.
 
     make corrector SOLVER=examples.phiflow_burgers:coarse FINE=examples.phiflow_burgers:fine \
         STARTS=examples.phiflow_burgers:starts RUN=burgers_phiflow \

@@ -1,4 +1,4 @@
-"""The Kuramoto-Sivashinsky equation in 1D by py-pde (finite differences), on a grid four times coarser, corrected.
+"""Kuramoto-Sivashinsky equation in 1D by py-pde (differences), on a grid four times coarser, corrected.
 
     make corrector SOLVER=examples.pypde_kuramoto:coarse FINE=examples.pypde_kuramoto:fine \
         STARTS=examples.pypde_kuramoto:starts RUN=kuramoto \
