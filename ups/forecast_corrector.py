@@ -217,10 +217,9 @@ class StepCorrector:
         parameters = ParameterBatch(*given) if given else self._conditions(None, len(u))[1]
         codec, weight = head.codec, head.facts.component_weights["full"]
         low, high = self.low.to(u.device), self.high.to(u.device)
-        is_inside = ((u >= low) & (u <= high) & (theirs >= low) & (theirs <= high)).flatten(1).all(1)
-        w, w_base = (
-            codec.projected(codec.normalise(field.clamp(low, high)).float())[:, None] for field in (u, theirs)
-        )
+        inside = [field.clamp(low, high) for field in (u, theirs)]
+        is_inside = ((inside[0] == u) & (inside[1] == theirs)).flatten(1).all(1)
+        w, w_base = (codec.projected(codec.normalise(field).float())[:, None] for field in inside)
         later = operator.corrected(head, w, w_base, parameters, weight)[0]
         activity = head.base.activity(w, w_base).view(-1, *[1] * (u.ndim - 1))
         moved = activity * (later - w_base)[:, 0]
@@ -239,7 +238,7 @@ class StepCorrector:
         num_values = math.prod(codec.tokens) * codec.dim  # of latents, whose unit is `scale`
         jump = (moved.square().flatten(1).sum(1) / num_values).sqrt()
         is_small = jump <= MOST_JUMP * head.scale[parameters.index]
-        is_finite = (theirs.isfinite() & change.isfinite() & u.isfinite()).flatten(1).all(1)
+        is_finite = (u + theirs + change).isfinite().flatten(1).all(1)
         checks = torch.stack([is_finite, is_inside, is_small, is_conserved], 1)
         return torch.cat([change.flatten(1), checks.double()], 1)
 
