@@ -64,11 +64,9 @@ class Equation:
     offset: float = 0.0
     amplitude: float = 1.0
 
-    def starts(self) -> np.ndarray:
-        """Return (n, *space) float64."""
-        waves = random_waves(
-            range(NUM_TRAJECTORIES), SEED, self.num_modes, self.resolution, self.ndim, PERIODIC
-        )
+    def starts(self, count: int = NUM_TRAJECTORIES) -> np.ndarray:
+        """Return (count, *space) float64."""
+        waves = random_waves(range(count), SEED, self.num_modes, self.resolution, self.ndim, PERIODIC)
         return (self.offset + self.amplitude * waves).numpy()
 
 
