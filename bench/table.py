@@ -651,7 +651,7 @@ def trust_table(found: dict[str, dict[str, Any]]) -> str:
     def line(one: dict[str, Any]) -> tuple[str, ...]:
         inside, width, rank, *shifted = (cell(*one[name]) for name in TRUST)
         expected = "{:.2f} to {:.2f}".format(*one["expected"])
-        facts = one["key"]["column"], one["base"], str(one["calibrated_on"]), str(one["starts"])
+        facts = one["key"]["column"], one["base"], str(one["key"]["calibrated_on"]), str(one["starts"])
         return *facts, inside, expected, width, rank, *shifted
 
     header = (

@@ -242,9 +242,8 @@ def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int)
     law = betabinom(starts, place, num + 1 - place)
     record = read(kind, RESULTS / "trust")
     entry = {
-        "key": {"column": task, "processor": processor("cpu")},
+        "key": {"column": task, "calibrated_on": num, "processor": processor("cpu")},
         "base": head.facts.base["name"],
-        "calibrated_on": num,
         "starts": starts,
         "shifted": len(rows) - starts,
         "expected": [float(end) / starts for end in law.interval(0.95)],

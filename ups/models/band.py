@@ -60,7 +60,7 @@ class Band:
         return self.factor * size_of(difference[:, :num_frames], twin[:num_frames])
 
     def verdict(self, s: float, over: float = 0.0) -> str:
-        """"fine", "doubtful" or "refused". s: of `expected`; over: of `forecast_band.beyond`."""
+        """One of "fine", "doubtful" and "refused". s: of `expected`; over: of `forecast_band.beyond`."""
         if not (s <= LARGE * self.error and over <= FAR):  # NaN is not
             return "refused"
         return "doubtful" if s > self.alarm or over > SAME else "fine"
