@@ -87,18 +87,15 @@ def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
 
 
 def load(config: Config, task: str) -> tuple[Ensembles, Tensor]:
-    """The ensembles of the finished stages of a run, and the rows on which they are scored."""
+    """The ensembles of the finished stages of a run, and the rows on which they are scored: one start of each
+    of evaluate.ensemble_trajectories of evaluate.split."""
     device = torch.device("cpu")
     operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, task)
     stages = [stage for stage in config.evaluate.stages if stage != "operator"]
     samplers = load_samplers(config.run_dir, stages, device, operator)
     source = TransientResiduals(operator, truth.cache)
-    return Ensembles(source, truth, samplers, config.run.seed), scored_rows(config, truth)
-
-
-def scored_rows(config: Config, truth: Truth) -> Tensor:
-    """One start of each of evaluate.ensemble_trajectories of evaluate.split."""
-    return truth.cache.split[truth.split][truth.one_of_each(config.evaluate.ensemble_trajectories)]
+    rows = truth.cache.split[truth.split][truth.one_of_each(config.evaluate.ensemble_trajectories)]
+    return Ensembles(source, truth, samplers, config.run.seed), rows
 
 
 def assess(config: Config) -> dict[str, Any]:
