@@ -18,14 +18,6 @@ entries of other seeds are kept; the table is made by bench/table.py.
 instead writes bench/results/climate/NAME.json: rollouts of one member from each start, by resampled residuals
 and samplers with at most one evaluation a frame. Of the second half of the frames: variance and energy by
 octave over those of exact samples from the same starts, and the correlation with the start.
-
-    make train CONFIG=configs/excitable.yaml RUN=shown ARGS="data.tasks=[barkley2d_shown]"
-    python -m bench.excitable --control --config configs/excitable.yaml run.name=shown
-
-is the control, where the kicks are forcing, so the future is certain; it needs the cache of barkley2d too. It
-writes the spread of every ensemble and the error of its mean by lead, both over the spread of exact samples
-of barkley2d, to bench/results/excitable_control/, and the same at lead 1 over starts whose first frame has
-no kick.
 """
 
 from __future__ import annotations
@@ -46,7 +38,7 @@ from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, r
 from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sample_law
 from ups.evaluation.truth import Truth, open_truth
 from ups.generative.residuals import TransientResiduals
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.ensembles import compare_ensembles, score_ensemble
 from ups.metrics.intervals import Resamples, halves
 from ups.metrics.joint import score_trajectories
 from ups.metrics.spectra import octaves
@@ -54,10 +46,9 @@ from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
 from ups_solvers import barkley
 
-TASK, SHOWN, LEADS, CELLS = "barkley2d", "barkley2d_shown", 4, 4
+TASK, LEADS, CELLS = "barkley2d", 4, 4
 CHEAP = ("operator", "dressed_conditional", "waves", "dressed_resampled", "analogs")
 RESULTS = Path(__file__).parent / "results"
-KICK = 0.01  # largest value of the forcing `kick` in a frame without one
 
 
 def components(mask: Tensor) -> Tensor:
@@ -95,21 +86,16 @@ def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
         return sample_exactly(truth, 0, rows, LEADS, 1)
 
 
-def load(config: Config, task: str, *stages: str) -> tuple[Ensembles, Tensor]:
-    """The ensembles of finished stages of a run (none: those of evaluate.stages), and the rows on which they
-    are scored.
-    """
+def load(config: Config, task: str) -> tuple[Ensembles, Tensor]:
+    """The ensembles of the finished stages of a run, and the rows on which they are scored: one start of each
+    of evaluate.ensemble_trajectories of evaluate.split."""
     device = torch.device("cpu")
     operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, task)
-    stages = stages or [stage for stage in config.evaluate.stages if stage != "operator"]
+    stages = [stage for stage in config.evaluate.stages if stage != "operator"]
     samplers = load_samplers(config.run_dir, stages, device, operator)
     source = TransientResiduals(operator, truth.cache)
-    return Ensembles(source, truth, samplers, config.run.seed), scored_rows(config, truth)
-
-
-def scored_rows(config: Config, truth: Truth) -> Tensor:
-    """One start of each of evaluate.ensemble_trajectories of evaluate.split."""
-    return truth.cache.split[truth.split][truth.one_of_each(config.evaluate.ensemble_trajectories)]
+    rows = truth.cache.split[truth.split][truth.one_of_each(config.evaluate.ensemble_trajectories)]
+    return Ensembles(source, truth, samplers, config.run.seed), rows
 
 
 def assess(config: Config) -> dict[str, Any]:
@@ -202,6 +188,7 @@ def assess_climate(config: Config, task: str, num_frames: int, starts: int, samp
     return {"key": key_of(config, "climate"), "base": base, **facts, "models": models}
 
 
+<<<<<<< HEAD
 def assess_control(config: Config) -> dict[str, Any]:
     """The models of a finished run of barkley2d_shown."""
     driven, (ensembles, rows) = open_truth(config, TASK), load(config, SHOWN)
@@ -229,6 +216,8 @@ def assess_control(config: Config) -> dict[str, Any]:
     return {"key": key_of(config, "control"), **facts, "models": models}
 
 
+=======
+>>>>>>> h-bands
 def key_of(config: Config, column: str) -> dict[str, Any]:
     seed, split = config.run.seed, config.evaluate.split
     return {"column": column, "seed": seed, "split": split, "processor": processor("cpu")}
@@ -257,15 +246,11 @@ def main() -> None:
     parser.add_argument("--climate", type=int, metavar="FRAMES")
     for name, default in (("task", TASK), ("starts", 32), ("exact", 2)):
         parser.add_argument(f"--{name}", default=default, type=type(default), help="of long rollouts")
-    parser.add_argument("--control", action="store_true")
     args = parse(parser)
     config = load_config(args.config, args.overrides)
     if args.climate:
         found = [assess_climate(config, args.task, args.climate, args.starts, args.exact)]
         keep(record_of(config, config.run.name, found), RESULTS / "climate")
-    elif args.control:
-        both = load_config(args.config, [*args.overrides, f"data.tasks=[{TASK}, {SHOWN}]"])
-        keep(record_of(both, SHOWN, [assess_control(both)]), RESULTS / "excitable_control")
     else:
         runs, name, out = [], config.run.name, RESULTS / config.run.name
         for seed in args.seeds:

@@ -119,8 +119,8 @@ def exact(head: TaskHead, solver: Callable[[Tensor, Tensor, int], Tensor]) -> Si
 def trained(folder: Path, config: Path, task: str, options: list[str]) -> Forecaster:
     run = folder / task
     if not (run / "operator" / "done.json").is_file():
-        options = [f"run.root={folder}", f"run.name={task}", f"cache.root={folder}/cache", *options]
-        options += ["operator.train.steps=600", "operator.train.validate_every=600"]
+        usual = ["operator.train.steps=600", "operator.train.validate_every=600"]
+        options = [f"run.root={folder}", f"run.name={task}", f"cache.root={folder}/cache", *usual, *options]
         for script in ("prepare_data", "prepare_cache", "train_operator"):
             command = [sys.executable, f"{script}.py", "--config", str(config), *options]
             subprocess.run(command, cwd=ROOT, check=True)

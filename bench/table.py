@@ -44,6 +44,7 @@ CORRECTORS = {
     "fno": ", corrected by an FNO",
     "alone": ", a network without the solver",
 }
+TRUST = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")  # figures of bench/trust.py
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
 COUNTS = (0, 4, 16, 64)  # problems of bench/transfer.py
 
@@ -494,19 +495,6 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
     return table(tuple(header.split("; ")), lines)
 
 
-def control_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/uncertain.md: spread and error of ensembles of barkley2d_shown over the spread of exact samples of
-    barkley2d."""
-
-    def line(model: str, row: dict[str, Any]) -> tuple[str, ...]:
-        leads = [", ".join(percent(value) for value in row[name]["by_lead"]) for name in ("spread", "rmse")]
-        return EXCITABLE.get(model, model), *leads, *(percent(row[n]["without_kick"]) for n in row)
-
-    header = "model", "spread at leads 1 to 4", "error", "spread at lead 1 without a kick", "error there"
-    models = [one for record in found.values() for one in record["entries"][0]["models"].items()]
-    return table(header, [line(*one) for one in models])
-
-
 def corrector_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/corrector.md: runs on every grid, with and without correction, and when a correction pays."""
 
@@ -642,6 +630,28 @@ def climate_table(found: dict[str, dict[str, Any]]) -> str:
     return table(header, lines)
 
 
+def trust_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/trust.md: bands and stated errors, on fresh and on shifted starts."""
+
+    def cell(value: float | None, low: float | None, high: float | None) -> str:
+        return MISSING if value is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+    def line(one: dict[str, Any]) -> tuple[str, ...]:
+        inside, width, rank, *shifted = (cell(*one[name]) for name in TRUST)
+        expected = "{:.2f} to {:.2f}".format(*one["expected"])
+        facts = one["key"]["column"], one["base"], str(one["key"]["calibrated_on"]), str(one["starts"])
+        return *facts, inside, expected, width, rank, *shifted
+
+    header = (
+        "task; base; calibrated on; starts; inside; of a calibration; width; rank; AUROC; refused; false; "
+    )
+    header += "within x 2"
+    entries = [
+        one for name in ("starts", "grid", "authors") for one in found.get(name, {}).get("entries", ())
+    ]
+    return table(tuple(header.split("; ")), map(line, entries))
+
+
 def percent(value: float) -> str:
     """A fraction in percent, with two digits; limits for very small and very large ones."""
     if value and not 1e-4 <= value <= 10:
@@ -664,7 +674,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "excitable_far": ("docs/uncertain.md", "excitable_far", excitable_table),
-    "control": ("docs/uncertain.md", "excitable_control", control_table),
+    "trust": ("docs/trust.md", "trust", trust_table),
     "corrector": ("docs/corrector.md", "corrector", corrector_table),
     "climate": ("docs/uncertain.md", "climate", climate_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from ups.forecast_inputs import in_units, warning_of
 from ups.forecast_xarray import Field
-from ups.models.band import ALARM, LARGE, LEVEL, MIN_ROWS, Band, local
+from ups.models.band import ALARM, FAR, LEVEL, MIN_ROWS, Band, local
 from ups.models.facts import AGAIN
 from ups.models.head import SAME, TaskHead
-
-FAR = 0.1  # refused: a parameter so many of its ranges outside of it
 
 
 @dataclass(frozen=True)
@@ -101,17 +99,14 @@ def beyond(head: TaskHead, raw: Tensor) -> Tensor:
 
 def judged(band: Band, error: float, over: float, warning: str) -> tuple[str, str]:
     """(verdict, reason) of a forecast. over: of `beyond`."""
-    large = error / band.error
-    if not (over <= FAR and large <= LARGE):  # NaN is not
-        far = f"a parameter is {over:.2g} of its range outside of it, and " if over > FAR else ""
-        return "refused", (
-            f"{far}the expected error is {large:.2g} times what {LEVEL:.0%} of those in validation do not "
-            "exceed"
-        )
-    if over > SAME:
-        warning = f"a parameter is {over:.2g} of its range outside of it"
-    elif error > band.alarm:
-        warning = f"the expected error is above that of {ALARM:.0%} of those in validation"
+    verdict = band.verdict(error, over)
+    outside = f"a parameter is {over:.2g} of its range outside of it"
+    if verdict == "refused":
+        large = f"{error / band.error:.2g} times what {LEVEL:.0%} of those in validation do not exceed"
+        return verdict, f"{outside + ', and ' if over > FAR else ''}the expected error is {large}"
+    if verdict == "doubtful":
+        large = f"the expected error is above that of {ALARM:.0%} of those in validation"
+        return verdict, outside if over > SAME else large
     if warning:
         return "doubtful", warning
-    return "fine", f"it is like those of validation, {LEVEL:.0%} of which are inside the band"
+    return verdict, f"it is like those of validation, {LEVEL:.0%} of which are inside the band"

@@ -9,7 +9,7 @@ from ups.config.schema import Config
 from ups.evaluation.break_even import integrate, why_unknown
 from ups.evaluation.truth import Truth
 from ups.metrics.intervals import Resamples, number, numbers, plain_mean
-from ups.models.band import LARGE, Band, measured
+from ups.models.band import Band, measured
 from ups.models.operator import Operator
 from ups.results import Entry
 
@@ -40,9 +40,9 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
     s, error = band.expected(difference), found[:, 0]
     size = s.view(-1, 1, 1) * torch.tensor(band.profile, dtype=torch.float64)[: most.shape[1]]
     inside, cells = (most <= band.width * size).all(2), (some <= band.cell_width * size).all(2)
-    is_refused = ~(s / band.error <= LARGE)  # as in forecast_band.judged: NaN is refused
-    verdicts = {"refused": is_refused, "doubtful": (s > band.alarm) & ~is_refused}
-    counted = {"inside": inside.all(1), "cells_inside": cells.all(1), **verdicts}
+    verdicts = [band.verdict(one) for one in s.tolist()]
+    counted = {name: torch.tensor([one == name for one in verdicts]) for name in ("refused", "doubtful")}
+    counted |= {"inside": inside.all(1), "cells_inside": cells.all(1)}
     counted["within_2"] = (s / error).log().abs() <= math.log(2)
     resamples, risk = Resamples(config.evaluate.num_bootstrap, config.run.seed, cache.trajectory[rows]), {}
     for name, order in (("risk", s.argsort()), ("risk_best", error.argsort())):

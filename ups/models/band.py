@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ups.data.tokenizer import mean_of_neighbours
-from ups.models.head import TaskHead
+from ups.models.head import SAME, TaskHead
 from ups_discovery.seeds import generator
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LEVEL, ALARM = 0.9, 0.95  # probability of the band, and that a start like those of validation is no alarm
 LARGE = 3.0  # refused: so many times the error that LEVEL do not exceed
+FAR = 0.1  # refused: a parameter so many of its ranges outside of it
 MIN_ROWS = 20  # rollouts: of fewer than 9 in the second half none is outside with probability 0.1
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY, HUGE = 1e-9, 1e3  # of normalised fields: rounding, and where a rollout has blown up
@@ -57,6 +58,12 @@ class Band:
         twin = torch.tensor(self.twin, dtype=torch.float64, device=difference.device)
         num_frames = min(len(twin), difference.shape[1])
         return self.factor * size_of(difference[:, :num_frames], twin[:num_frames])
+
+    def verdict(self, s: float, over: float = 0.0) -> str:
+        """One of "fine", "doubtful" and "refused". s: of `expected`; over: of `forecast_band.beyond`."""
+        if not (s <= LARGE * self.error and over <= FAR):  # NaN is not
+            return "refused"
+        return "doubtful" if s > self.alarm or over > SAME else "fine"
 
 
 def size_of(difference: Tensor, twin: Tensor) -> Tensor:
@@ -153,11 +160,7 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
     """The band of a task from `numbers_of` rollouts; None if they are too few or not finite. groups: of rows
     that start alike, which stay together."""
     is_first = (groups.unsqueeze(1) == groups.unique()).int().argmax(1) % 2 == 0
-    if (
-        len(found) < MIN_ROWS
-        or not bool(found.isfinite().all())
-        or not 0 < int((~is_first).sum()) < len(found)
-    ):
+    if len(found) < MIN_ROWS or not found.isfinite().all() or is_first.all():
         return None
     size = num_frames * num_fields
     rms, most, some, difference = found.split([1, *3 * [size]], 1)
