@@ -1,5 +1,7 @@
-"""Burgers' equation by the packages of several authors, for bench/pays.py (bench/authors_solvers.py says how
-each solves it). The packages are installed in an environment of their own, bench/out/phi-env.
+"""Burgers' equation by the packages of several authors, for bench/pays.py and bench/trust.py.
+
+bench/authors_solvers.py says how each solves it. The packages are installed in an environment of their own,
+bench/out/phi-env.
 """
 
 from __future__ import annotations
@@ -24,52 +26,9 @@ SEED, NUM_TRAJECTORIES, NUM_FRAMES = 36, 120, 41
 NUM_CELLS, NUM_MODES, DT, DIFFUSIVITY = 128, 5, 0.025, 0.01
 
 
-<<<<<<< HEAD
-def starts(num_cells: int) -> np.ndarray:
-    """Return random waves (n, x), float64, on a grid of so many cells."""
-    rows = range(NUM_TRAJECTORIES)
-    return random_waves(rows, SEED, NUM_MODES, num_cells, 1, PERIODIC).numpy()
-=======
-@dataclass(frozen=True)
-class Equation:
-    """Grid, frame interval, coefficients and starts: offset + amplitude * random waves."""
-
-    ndim: int
-    resolution: int
-    num_modes: int
-    dt: float
-    coefficients: dict[str, float]
-    offset: float = 0.0
-    amplitude: float = 1.0
-
-    def starts(self, count: int = NUM_TRAJECTORIES) -> np.ndarray:
-        """Return (count, *space) float64."""
-        waves = random_waves(range(count), SEED, self.num_modes, self.resolution, self.ndim, PERIODIC)
-        return (self.offset + self.amplitude * waves).numpy()
-
-
-EQUATIONS = {
-    "burgers": Equation(1, 128, 5, 0.025, {"diffusivity": 0.01}),
-    "fisher": Equation(2, 32, 3, 0.02, {"diffusivity": 0.005, "rate": 5.0}, offset=0.25, amplitude=0.25),
-}
-
-
-# ---- data --------------------------------------------------------------------------------------------------
-
-
-def identity(equation: str) -> str:
-    """Return what identifies the data of all authors."""
-    return value_hash([asdict(EQUATIONS[equation]), SEED, NUM_TRAJECTORIES, NUM_FRAMES, PACKAGES])
-
-
-def made(equation: str, author: str, python: Path | None) -> Path:
-    """Return the file with an author's solutions; solve unless it is there."""
-    path, facts = OUT / "authors" / identity(equation)[:8] / f"{equation}_{author}.npz", EQUATIONS[equation]
-    if not path.is_file():
-        found = solve(author, python, path, equation, [(facts.resolution, 0)], [facts.starts()])
-        write(path, {"u": checked(found["u0"], facts, author)})
-    return path
->>>>>>> h-bands
+def starts(num_cells: int, count: int = NUM_TRAJECTORIES) -> np.ndarray:
+    """Return random waves (count, x), float64, on a grid of so many cells."""
+    return random_waves(range(count), SEED, NUM_MODES, num_cells, 1, PERIODIC).numpy()
 
 
 def solve(

@@ -188,36 +188,6 @@ def assess_climate(config: Config, task: str, num_frames: int, starts: int, samp
     return {"key": key_of(config, "climate"), "base": base, **facts, "models": models}
 
 
-<<<<<<< HEAD
-def assess_control(config: Config) -> dict[str, Any]:
-    """The models of a finished run of barkley2d_shown."""
-    driven, (ensembles, rows) = open_truth(config, TASK), load(config, SHOWN)
-    starts = scored_rows(config, driven)
-    members = sample_exactly(driven, config.run.seed, starts, LEADS, config.evaluate.members)
-    scores = score_ensemble(members, driven.future(starts, LEADS))
-    unit = summarise_ensemble(scores, Resamples(1, 0))["spread_by_lead"]
-    truth, head, models = ensembles.truth, ensembles.residuals.head, {}
-    u_ref, forcing = truth.future(rows, LEADS), truth.forced(rows, head, LEADS)
-    is_still = head.forcing_codec.denormalise(forcing)[:, 1, 0].flatten(1).amax(1) < KICK
-    for model in ("operator", *ensembles.samplers):
-        members = rollouts(ensembles, model, rows, LEADS, config.evaluate.members)
-        scores = score_ensemble(members, u_ref)
-        still = summarise_ensemble({name: part[is_still] for name, part in scores.items()}, Resamples(1, 0))
-        every = summarise_ensemble(scores, Resamples(1, 0))
-        models[model] = {
-            name: {
-                "by_lead": [v / one for v, one in zip(every[f"{name}_by_lead"], unit, strict=True)],
-                "without_kick": still[f"{name}_by_lead"][0] / unit[0],
-            }
-            for name in ("spread", "rmse")
-        }
-        print(f"{model:12}", models[model], flush=True)
-    facts = {"starts": len(rows), "without_kick": int(is_still.sum())}
-    return {"key": key_of(config, "control"), **facts, "models": models}
-
-
-=======
->>>>>>> h-bands
 def key_of(config: Config, column: str) -> dict[str, Any]:
     seed, split = config.run.seed, config.evaluate.split
     return {"column": column, "seed": seed, "split": split, "processor": processor("cpu")}

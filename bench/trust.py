@@ -33,7 +33,7 @@ from scipy.stats import betabinom, rankdata, spearmanr
 from torch import Tensor
 
 import ups
-from bench.authors import EQUATIONS, solve
+from bench.authors import DT, NUM_CELLS, solve, starts
 from bench.authors_solvers import AUTHORS
 from bench.command import parse, parser_of
 from bench.eleven import RESULTS, keep, processor, read
@@ -72,7 +72,7 @@ SHIFTS, FACTORS = [(0.5, 1), (1.5, 1), (2.0, 1), (3.0, 1), (1.0, 2), (2.0, 2)], 
 NUM_STARTS, NUM_SHIFTED, REFINED = 500, 50, {"burgers1d": 32}
 CONTEXT = 10  # frames before validated forecasts (evaluate.context_frames)
 # of other authors, steps in a frame (of py-pde: its tolerance), and films for training and validation
-EQUATION, NUM_STEPS, NUM_GIVEN = "burgers", 10, 600
+NUM_STEPS, NUM_GIVEN = 10, 600
 NUM_BOOTSTRAP = 1000
 FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, help="an interpreter that has the authors' packages")
     args = parse(parser)
     torch.set_num_threads(1)
-    folder, facts = OUT / "trust", EQUATIONS[EQUATION]
+    folder = OUT / "trust"
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if args.run:
@@ -279,11 +279,11 @@ def main() -> None:
             head = trained(folder, config, family, args.overrides).operator.head(family)
             kept("grid", folder / family, family, of_grid(head), NUM_FILMS)
         for author in (args.tasks or AUTHORS) if args.authors else ():
-            path = folder / f"{EQUATION}_{author}.npz"
-            tried, starts = [(facts.resolution, NUM_STEPS)], [facts.starts(NUM_GIVEN + NUM_STARTS)]
-            u = solve(author, args.python, path, EQUATION, tried, starts)["u0"].astype(np.float32)
+            path = folder / f"burgers_{author}.npz"
+            given = [starts(NUM_CELLS, NUM_GIVEN + NUM_STARTS)]
+            u = solve(author, args.python, path, [(NUM_CELLS, NUM_STEPS)], given)["u0"].astype(np.float32)
             write(path, {"u": u[:NUM_GIVEN]})
-            config = write_config(path, CONFIG, path.stem, facts.dt)
+            config = write_config(path, CONFIG, path.stem, DT)
             head = trained(folder, config, path.stem, args.overrides).operator.head(path.stem)
             kept("authors", folder / path.stem, path.stem, of_author(head, u[NUM_GIVEN:]), NUM_GIVEN)
     if args.run or args.grid or args.authors:
