@@ -211,7 +211,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
     scores, settings = merge(parts), config.evaluate
     is_pooled = are_pooled(scores["ref_rms"], cache.task.is_driven)
     row = summarise_errors(
-        scores, Resamples(settings.num_bootstrap, config.run.seed, split.groups), times, 0, is_pooled
+        scores, Resamples(settings.num_bootstrap, config.run.seed, split.groups), times, is_pooled
     )
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
 

@@ -66,15 +66,16 @@ def box_rows(k: Sequence[tuple[int, ...]], sizes: Sequence[int], ends: Sequence[
     Orthonormal where every |k| is below half of a periodic size and below the others'. The sine of no phase
     is a row of zeros.
     """
-    phase = torch.zeros(len(k), 1, dtype=torch.float64)
+    cells = torch.meshgrid(*[torch.arange(n, dtype=torch.float64) for n in sizes], indexing="ij")
+    phase = torch.zeros(len(k), *sizes, dtype=torch.float64)
     height = torch.ones_like(phase)
-    for waves, n, end in zip(zip(*k, strict=True), sizes, ends, strict=True):
-        turn = torch.outer(*(torch.tensor(part, dtype=torch.float64) for part in (waves, range(n))))
-        turn *= 2 * math.pi / n
-        turn, wall = (turn, torch.ones_like(turn)) if end == PERIODIC else (0 * turn, cosine(n)[list(waves)])
-        phase = (phase[:, :, None] + turn[:, None]).flatten(1)
-        height = (height[:, :, None] * wall[:, None]).flatten(1)
-    return _unit(torch.stack([height * phase.cos(), height * phase.sin()][: 1 + (PERIODIC in ends)]))
+    for waves, x, n, end in zip(zip(*k, strict=True), cells, sizes, ends, strict=True):
+        if end == PERIODIC:
+            phase += torch.tensor(waves).view(-1, *[1] * len(sizes)) * x * (2 * math.pi / n)
+        else:
+            height *= cosine(n)[list(waves)][:, x.long()]
+    rows = [height * phase.cos(), height * phase.sin()] if PERIODIC in ends else [height]
+    return _unit(torch.stack(rows).flatten(2))
 
 
 def _unit(rows: Tensor) -> Tensor:

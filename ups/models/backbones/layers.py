@@ -95,7 +95,8 @@ class BoxMixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
-        batch, *tokens, width = map(int, x.shape)  # in a trace sizes are tensors, which no key finds
+        batch, *tokens, width = x.shape
+        tokens = [int(n) for n in tokens]  # in a trace sizes are tensors, which no key finds
         key = (*tokens, x.device)
         if key not in self._kept:
             self._kept[key] = self._rows(tokens, x.device)

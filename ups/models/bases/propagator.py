@@ -102,7 +102,8 @@ class Modal(Base):
 
     def _next(self, u: Tensor, parameters: ParameterBatch, weight: Tensor) -> Tensor:
         start, phi = self.start_and_terms(u.float(), parameters)
-        phi = self.with_forcing(phi, parameters)
+        if self.num_forced:
+            phi = self.with_forcing(phi, parameters)
         change = _sum_of_products(phi, weight[0])
         # one sum of all rows per parameter value: its shape does not depend on which values they have
         for value in range(1, len(weight)):
@@ -111,9 +112,7 @@ class Modal(Base):
         return start + self.transform.inverse(change)
 
     def with_forcing(self, phi: Tensor, parameters: ParameterBatch) -> Tensor:
-        """phi (batch, num_terms, modes), continued with the forcing terms if there are any."""
-        if not self.num_forced:
-            return phi
+        """phi (batch, num_terms, modes), continued with the forcing terms."""
         w = parameters.forcing[:, :2].float()  # now, next
         values = w[:, :, self.series].flatten(3)[..., 0].flatten(1)
         values = torch.cat([values, values.new_ones(len(w), 1)], 1).to(phi.dtype)
@@ -143,7 +142,8 @@ class Modal(Base):
         for read in samples.batches(count, size, value):
             u, parameters, u_next = read()
             start, phi = self.start_and_terms(u, parameters)
-            phi = self.with_forcing(phi, parameters)
+            if self.num_forced:
+                phi = self.with_forcing(phi, parameters)
             # modes, columns, windows: with windows before columns the product takes five times as long
             columns = torch.cat([phi, self.transform.forward(u_next - start)], 1).permute(2, 1, 0)
             wide = torch.complex128 if phi.is_complex() else torch.float64
