@@ -45,36 +45,43 @@ CASES = 64  # in one call of the energy score, so that the pairs of members stay
 
 def _score_chunk(members: Tensor, u_ref: Tensor, stride: int, exact: Tensor | None) -> Scores:
     """Scores per frame, each tensor (n, T, ...)."""
-    valid, cells = valid_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
+
+    def per_frame(flags: Tensor, ndim: int) -> Tensor:
+        """Flags (n, T), for tensors (n, T, ...) of `ndim` axes."""
+        return flags[(..., *[None] * (ndim - 2))]
+
+    valid, y = valid_cells(u_ref), u_ref.double()
+    # frames with NaN or inf are scored as if they were exact, and marked at the end
     broken = ~filled(members, valid).isfinite().all(1).flatten(2).all(2)
-    x, y = torch.where(broken[cells][:, None], u_ref[:, None], members).double(), u_ref.double()
+    x = torch.where(per_frame(broken, u_ref.ndim)[:, None], u_ref[:, None], members).double()
     x = filled(x, valid, torch.nan)
     variance, squared = spread_skill(x, y)
-    # (n T, M, C, *space)
-    frames, frames_ref = (filled(u, valid) for u in (x.transpose(1, 2).flatten(0, 1), y.flatten(0, 1)))
-    energy = [energy_score(*part) for part in zip(frames.split(CASES), frames_ref.split(CASES), strict=True)]
-    # (n T C, M, *space)
-    fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
     valid_fraction = fraction(valid)
-    size = torch.as_tensor(valid_fraction).double().mean().sqrt()
-    crps = fair_crps(fields, fields_ref)
-    if exact is not None:
+
+    # ---- energy score, of frames (n T, M, C, *space)
+    frames, frames_ref = filled(x.transpose(1, 2).flatten(0, 1), valid), filled(y.flatten(0, 1), valid)
+    pairs = zip(frames.split(CASES), frames_ref.split(CASES), strict=True)
+    energy = torch.cat([energy_score(*pair) for pair in pairs]).view(y.shape[:2])
+    energy = energy / torch.as_tensor(valid_fraction).double().mean().sqrt()
+
+    # ---- CRPS, of fields (n T C, M, *space)
+    fields = frames.transpose(1, 2).flatten(0, 1)
+    if exact is None:
+        crps = fair_crps(fields, frames_ref.flatten(0, 1))
+    else:
         exact = filled(exact.double(), valid)
-        samples = exact.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
-        crps = expected_crps(fields, samples)
+        crps = expected_crps(fields, exact.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1))
         squared = (x.mean(1) - exact.mean(1)).square() + exact.var(1, correction=0)
         squared = cell_mean(squared, valid)
+
     out = {
         "crps": crps.view(y.shape[:3]) / valid_fraction,
         "variance": variance,
         "squared_error": squared,
-        "energy_score": torch.cat(energy).view(y.shape[:2]) / size,
+        "energy_score": energy,
         "ranks": ranks(members, u_ref, stride).to(y.device),
     }
-    out = {
-        name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
-        for name, value in out.items()
-    }
+    out = {name: value.masked_fill(per_frame(broken, value.ndim), torch.inf) for name, value in out.items()}
     return {**out, "ref_rms": rms(y), "nonfinite": broken.double()}
 
 

@@ -205,10 +205,11 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
     for number, axis in enumerate(task.axes):
         slope = np.gradient(middle, axis=number + 3)
         for channel, name in enumerate(task.moving):
-            turned = name in task.vector[number :: task.ndim]
-            for word, odd in (("its slope", slope), ("itself times its slope", middle * slope))[: 2 - turned]:
-                a, b = (part[:, :, channel].reshape(len(u), -1) for part in (change, odd))
-                found = (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)
+            odd = {"its slope": slope}
+            if name not in task.vector[number :: task.ndim]:  # it keeps its sign
+                odd["itself times its slope"] = middle * slope
+            for word, product in odd.items():
+                found = _correlations(change[:, :, channel], product[:, :, channel])
                 error = found.std(ddof=1) / np.sqrt(len(u)) if len(u) > 1 else np.inf
                 if abs(found.mean()) > max(ODD[0], ODD[1] * error):
                     yield Finding(
@@ -219,6 +220,12 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
                         f"or leave mirror out of task.{task.name}.symmetries",
                     )
                     break
+
+
+def _correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The correlation about zero of two arrays (rows, ...), for every row."""
+    a, b = one.reshape(len(one), -1), other.reshape(len(other), -1)
+    return (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)
 
 
 def stated(data: Any, scan: Any) -> Iterator[Finding]:
