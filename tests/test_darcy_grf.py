@@ -162,26 +162,3 @@ def test_the_posterior_is_calibrated_for_fields_of_the_prior() -> None:
     z = torch.stack(scores)
     assert z.mean(0).abs().max() * math.sqrt(600) < 4
     assert (z.square().mean(0) - 1).abs().max() / math.sqrt(2 / 600) < 4
-
-
-# ----------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("cells", [[[0], [0]], [[0, 1], [1, 2]], [[64]], [[-1]], [[0.0]], [0]])
-def test_cells_observed_twice_or_outside_are_refused(cells: list) -> None:
-    with pytest.raises(
-        ValueError, match="cells, shape .* not disjoint groups; expected .* from 0 to 63 .* observe each"
-    ):
-        LinearObservation(8, torch.tensor(cells), torch.zeros(len(cells), dtype=torch.float64), 0.0)
-
-
-def test_values_noise_and_sizes_that_make_no_sense_are_refused() -> None:
-    cells = torch.arange(3)[:, None]
-    for values in (torch.zeros(2), torch.full((3,), math.nan)):
-        with pytest.raises(ValueError, match="values have shape .* expected 3 numbers, one per group"):
-            LinearObservation(8, cells, values, 0.0)
-    for noise in (-1.0, math.inf, math.nan):
-        with pytest.raises(
-            ValueError, match=f"noise = {noise}; expected a standard deviation >= 0 .* give 0 for none"
-        ):
-            LinearObservation(8, cells, torch.zeros(3), noise)

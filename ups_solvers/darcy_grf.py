@@ -103,35 +103,13 @@ class LinearObservation:
     """y = A g + noise * eta on resolution x resolution cells. A takes means over disjoint groups of cells.
 
     cells: (k, m) int64, flat indices of the m cells in each of k groups (m = 1: single cells; k = 0: no
-    observation). values: y, (k,) float64. noise: standard deviation of every y, in the units of g. Raises
-    ValueError for shapes, indices or numbers that do not fit, and for a cell observed twice.
+    observation). values: y, (k,) float64. noise: standard deviation of every y, in the units of g.
     """
 
     resolution: int
     cells: Tensor
     values: Tensor
     noise: float
-
-    def __post_init__(self) -> None:
-        cells, size = self.cells, self.resolution**2
-        is_index = (
-            cells.ndim == 2 and not cells.is_floating_point() and bool(((cells >= 0) & (cells < size)).all())
-        )
-        is_right = {
-            f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) different whole "
-            f"numbers from 0 to {size - 1} (ups_solvers.darcy_grf); observe each cell once, as "
-            "ups.generative.observation does.": is_index
-            and cells.unique().numel() == cells.numel()
-            and cells.shape[1] > 0,
-            f"values have shape {tuple(self.values.shape)} or are not finite; expected {len(cells)} numbers, "
-            "one per group of cells (ups_solvers.darcy_grf); check what was observed.": self.values.shape
-            == cells.shape[:1]
-            and bool(torch.isfinite(self.values).all()),
-            f"noise = {self.noise}; expected a standard deviation >= 0 (ups_solvers.darcy_grf); give 0 for "
-            "none.": math.isfinite(self.noise) and self.noise >= 0,
-        }
-        if wrong := [text for text, fine in is_right.items() if not fine]:
-            raise ValueError(wrong[0])
 
     @property
     def matrix(self) -> Tensor:
