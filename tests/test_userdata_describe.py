@@ -343,6 +343,17 @@ def test_a_coefficient_may_come_before_the_film(tmp_path):
     assert [*yaml.safe_load(text)["task"]["a"]["layout"]] == ["a", "u"] and "dt: " not in text
 
 
+def test_two_materials_at_both_ends_repeat_no_cell(tmp_path):
+    """A coefficient of two values may agree at both ends of its first map by chance; a wave may not."""
+    x = np.arange(16) / 15
+    wave = np.sin(2 * np.pi * (x + np.random.default_rng(0).random((20, 1))))
+    for name, u in {"wave": wave, "materials": np.where(wave > 0, 1.0, 0.1)}.items():
+        u[:, -1] = u[:, 0]
+        np.savez(tmp_path / f"{name}.npz", u=np.broadcast_to(u[:, None, None], (20, 5, 16, 16)).copy())
+        section = describe_file(tmp_path / f"{name}.npz")
+        assert ("the last cell is the first again" in section) == (name == "wave"), section
+
+
 def not_a_field(kind):
     """Arrays that are no field, by the words of their refusal."""
     x, t, rng = np.linspace(0, 1, 128), 0.01 * np.arange(1000), np.random.default_rng(0)

@@ -11,6 +11,7 @@ from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
 
+MATERIALS = 8  # most values of a field that is piecewise constant, such as a coefficient
 SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
 
 
@@ -19,10 +20,11 @@ def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
     u = with_nan(_last_frame(guess), absent)
     u, found = averaged(u, u.ndim), guess.coordinates
     ends, repeated = {}, []
+    varies = len(np.unique(u)) > MATERIALS  # ends of few values agree by chance
     for axis in guess.space:
         at = guess.words.index(axis) if axis in guess.words else None
         ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found.get(axis), u, at)
-        if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
+        if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2 and varies:
             repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
     same = {*ends.values()}
     note = "as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
