@@ -4,6 +4,7 @@ samples, exponents."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,6 +162,47 @@ def test_the_noise_puts_in_what_ito_says(name):
     for rest, error in balance(name, [1.0, *energy]):
         assert error < 0.02 and abs(rest) < 4 * error, (rest, error)
     assert all(rest > 0.1 for rest, _ in balance(name, [1.0, *energy], 1.1))
+
+
+def every_wave(name: str) -> tuple[list[tuple[int, ...]], Tensor]:
+    """(places of the modes kept, one of each pair of conjugates; modes of their cosines and sines)."""
+    n = N[name]
+    kept = (
+        torch.arange(n // 2 + 1) * 3 < n
+        if name == "burgers1d_forced"
+        else vorticity.wave_numbers(n)[2].clone()
+    )
+    kept[(0,) * kept.ndim] = False
+    if kept.ndim == 2:
+        kept[n // 2 :, 0] = False
+    places = [tuple(place) for place in kept.nonzero().tolist()]
+    waves = torch.zeros(2 * len(places), *kept.shape, dtype=torch.complex128)
+    for j, place in enumerate(places):
+        for row, value in ((2 * j, 0.5 + 0j), (2 * j + 1, -0.5j)):
+            waves[(row, *place)] = value
+            if kept.ndim == 2 and place[1] == 0:
+                waves[row, -place[0], 0] = value.conjugate()
+    return places, waves
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_advection_keeps_the_square_and_the_energy_unless_products_are_aliased(name):
+    """To rounding for modes below n/3; of modes up to n/2 products fall back on others, which is the fake."""
+
+    def given(modes: Tensor) -> float:
+        twice = torch.where(torch.arange(modes.shape[-1]) > 0, 2.0, 1.0)
+        change = twice * (modes.conj() * equation(name, 0.01).nonlinear(modes)).real
+        square = (
+            sum(k.square() for k in vorticity.wave_numbers(N[name])[:2]).clamp_min(1)
+            if modes.ndim == 3
+            else torch.ones(1)
+        )
+        return max(float((change / weight).sum().abs() / change.abs().sum()) for weight in (1.0, square))
+
+    places, waves = every_wave(name)
+    assert given(replace(equation(name, 0.01), waves=waves).pushed(normal(1, len(waves)))) < 1e-12
+    space = (N[name],) * (equation(name, 0.01).rates.ndim)
+    assert given(torch.fft.rfftn(normal(1, *space), dim=tuple(range(1, 1 + len(space))))) > 1e-3
 
 
 # ---------------------------------------------------------------- trajectories and exact samples

@@ -173,13 +173,6 @@ def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value
         SOLVERS[task].simulate(range(1), **request(task, parameter=value))
 
 
-def test_a_parameter_of_an_equation_without_one_and_a_missing_end_time_are_refused() -> None:
-    with pytest.raises(ValueError, match="parameter = 1.0 for an equation without one; expected None"):
-        SOLVERS["diff_react2d"].simulate(range(1), **request("diff_react2d", parameter=1.0))
-    with pytest.raises(ValueError, match="t_end = 0.0 with 2 frames; expected a positive time .* give"):
-        SOLVERS["burgers1d"].simulate([0], **request("burgers1d", num_frames=2, t_end=0.0))
-
-
 # ---------------------------------------------------------------- initial conditions
 
 
