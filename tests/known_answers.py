@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import PURE_NOISE, Velocity, diffusion_loss, sample, sample_angles
-from ups.generative.student import MID_EVERY, Solved, endpoint_loss, mid_step, sample_student, solve_path
+from ups.generative.student import Solved, endpoint_loss, mid_step, sample_student, solve_path
 from ups.metrics.proper import energy_distance
 from ups.training.optim import EMA
 from ups_discovery.seeds import generator
@@ -164,43 +164,6 @@ class Mixture:
 
 
 # ---- problems: conditions c and residuals r given c
-
-
-@dataclass
-class Gaussian:
-    """r ~ N(m(c), s(c)^2 C), C_ij = rho^|i-j|, s from 0.1 to 0.4 over c in [-1, 1]."""
-
-    a: Tensor
-    b: Tensor
-    rho: float
-    slope: int
-    dim: int = 8
-    num_conditions: int = 1
-
-    @classmethod
-    def draw(cls, draws: Generator) -> Gaussian:
-        return cls(
-            0.3 * normal(8, draws=draws),
-            0.3 * normal(8, draws=draws),
-            uniform(0.7, 0.85, draws),
-            sign(draws),
-        )
-
-    def conditions(self, count: int, draws: Generator) -> Tensor:
-        return 2 * torch.rand(count, 1, generator=draws) - 1
-
-    def mean(self, c: Tensor) -> Tensor:
-        return self.a * (1 + c[:, :1]) + self.b * (2 * c[:, :1]).sin()
-
-    def std(self, c: Tensor) -> Tensor:
-        return 0.2 * 2 ** (self.slope * c[:, :1])
-
-    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
-        return self.mean(c) + self.std(c) * ar1_noise(len(c), self.rho, draws)
-
-    def places(self) -> list[Tensor]:
-        """Conditions (1,) of the checks: the narrow, the middle and the wide."""
-        return [torch.tensor([self.slope * c]) for c in (-0.9, 0.0, 0.9)]
 
 
 @dataclass
@@ -436,11 +399,6 @@ class Pool:
     y: Tensor
 
 
-def angles(count: int) -> Tensor:
-    """Where so many rows of a student's training begin: every fourth at MID_ANGLE, the others in noise."""
-    return torch.where(torch.arange(count) % MID_EVERY == 0, MID_ANGLE, PURE_NOISE)
-
-
 def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     draws = stream(model.key, "pool", *keys)
     c, r = model.draw(count, draws)
@@ -510,32 +468,6 @@ def check_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list
             "coherence": (exact["coherence"] - 0.05, 1.0),
             "component std": (0.8, 2.0 if is_narrow else 1.2),
             "energy distance": (-0.05, 0.05),
-        },
-    )
-
-
-def measure_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> Measured:
-    """r (n, 8) drawn at one loud condition: RMS error of the mean over the true std, std and eigenvalues over
-    the true ones."""
-    std = float(problem.std(c[None]))
-    covariance = torch.cov(r.double().T)
-    ratio = torch.linalg.eigvalsh(covariance) / (std**2 * torch.linalg.eigvalsh(ar1(8, problem.rho)))
-    return {
-        "mean": float((r.mean(0) - problem.mean(c[None])[0]).square().mean().sqrt()) / std,
-        "std": math.sqrt(float(covariance.trace()) / 8) / std,
-        "lowest eigenvalue ratio": float(ratio.min()),
-        "highest eigenvalue ratio": float(ratio.max()),
-    }
-
-
-def check_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
-    return failed(
-        measure_gaussian(problem, c, r),
-        {
-            "mean": (0.0, 0.05),
-            "std": (0.9, 1.1),
-            "lowest eigenvalue ratio": (0.8, 1.3),
-            "highest eigenvalue ratio": (0.8, 1.3),
         },
     )
 

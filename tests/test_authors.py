@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import types
 
 import numpy as np
 import pytest
 import torch
 
-from bench import apebench, authors, pays, shift_grid, strangers, transfer, user_data
+from bench import pays, shift_grid, strangers, transfer, user_data
 from bench.baselines import Trained
 from bench.score import Split
 from ups.config.load import load_config
@@ -69,25 +68,6 @@ def test_a_forecast_pays_when_what_it_saves_on_a_solver_of_equal_error_repays_da
     assert batch["solver"] == {"seconds": 3, "error": 0.2, "grid": "16"} and batch["n_star"] == 10 / (3 - 1)
     assert (batch["low"], batch["high"]) == (10 / (5 - 1), 5)  # 0.1, of one start, takes the fine grid
     assert alone["n_star"] == alone["low"] == float("inf")
-
-
-def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tmp_path, monkeypatch):
-    calls, (name, *_) = [], authors.PACKAGES
-
-    def run(command, **_):
-        calls.append(command)
-        return types.SimpleNamespace(returncode=status)
-
-    monkeypatch.setattr(apebench.subprocess, "run", run)
-    monkeypatch.setattr(apebench.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
-    monkeypatch.setattr(apebench, "OUT", tmp_path / "apebench")
-    status, there = 1, (None, "phi", authors.PACKAGES)
-    with pytest.raises(OSError, match=rf"pip did not install {name}.*; expected them in .* with --python"):
-        apebench.environment(*there)
-    status = 0
-    python = tmp_path / "phi-env" / "bin" / "python"
-    assert apebench.environment(*there) == apebench.environment(*there) == python
-    assert sum("pip" in words for words in calls) == 2 and set(authors.PACKAGES) < set(calls[1])
 
 
 @pytest.mark.parametrize("name", shift_grid.FAMILIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -14,9 +13,8 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, eleven, ours, record, score, tune
+from bench import baselines, compare, eleven, record, score, tune
 from bench.baselines import Problem, Trainer
-from bench.command import parse
 from bench.rivals import Rival, Settings
 from bench.score import Errors
 from bench.search import Trial, search
@@ -362,74 +360,11 @@ def test_changes_that_help_add_up_and_those_that_do_not_fit_are_left_out():
         search([{"idle": 1.0}], [{"odd": 1.0}], run, 70.0, 100.0, say=lambda text: None)
 
 
-def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neither_alone_helps(
-    searched, monkeypatch, tmp_path
-):
-    """So it is on compressible flow in 1D; and what was found is an overlay that loads."""
-    tried = []
-
-    def train_operator(config, task, budget, seed, device, clock, fitted):
-        model, now = config.operator.model, config.task[task]
-        tried.append((now.history, now.base, budget))
-        is_right = (now.history == 1) + (now.base == ["persistence"])
-        error = {0: 0.036, 1: 0.04, 2: 0.025}[is_right] * (1 + abs(model.modes - 16) / 100)
-        return baselines.Trained(None, 0, 5, 0.0, budget, history=[{"val": error}])
-
-    head = types.SimpleNamespace(scale=torch.ones(1))
-    monkeypatch.setattr(tune.OurTrials, "fitted", lambda self, config: (head, 0.0, 0.5))
-    monkeypatch.setattr(ours, "train_ours", train_operator)
-    monkeypatch.setattr(tune, "with_cache", lambda config, task: config)
-
-    def search_of(model, config, overrides=()):
-        options = argparse.Namespace(task="burgers1d", config=config, overrides=[*overrides], budget=20.0)
-        vars(options).update(search=None, clock="cpu", device="cpu", seeds=[0])
-        config = load_config(config, options.overrides)
-        problem, splits = score.load(config, "burgers1d")
-        return tune.found(model, options, config, problem, splits["val"])
-
-    start = ["task.burgers1d.history=4", "task.burgers1d.base=[persistence, propagator]"]
-    record = search_of("ours", None, start)
-    assert record["changes"]["task.burgers1d.history"] == 1 and record["changes"]["task.burgers1d.base"] == [
-        "persistence"
-    ]
-    assert record["val"] == pytest.approx(0.025)
-    assert tried[-1][2] == pytest.approx(60 / 9 * (1 - 0.5 / 20))  # less the fit's share
-    path = tmp_path / "tuned" / "burgers1d-ours-toy.yaml"
-    assert "chosen on the validation split" in path.read_text() and "seed 0" in path.read_text()
-    config = load_config(path)
-    assert (config.task["burgers1d"].history, config.task["burgers1d"].base) == (1, ["persistence"])
-    assert compare.generic({}, load_config(), "burgers1d") == {
-        "task.burgers1d.base": ["persistence", "propagator"]
-    }
-    left = compare.generic({"task.burgers1d.base": ["transport"]}, config, "burgers1d")
-    assert left == {"task.burgers1d.base": ["persistence"]}
-    # generic parts alone are searched for themselves, among themselves: what suits ours with its bases is no
-    # measure of them
-    before, tried[:] = len(tried), []
-    search_of("ours_generic", path)
-    assert before and {name for _, bases, _ in tried for name in bases} <= {*tune.GENERIC}
-    assert (tmp_path / "tuned" / "burgers1d-ours_generic-toy.json").is_file()
-
-
-def test_impossible_requests_are_refused():
-    with pytest.raises(ValueError, match="expected the first above zero, the second not below"):
-        compare.main(["--task", "burgers1d", "--budget", "0"])
-    with pytest.raises(ValueError, match="--clock cpu misses what cuda computes; expected wall there"):
-        compare.main(["--task", "burgers1d", "--budget", "1", "--device", "cuda", "--clock", "cpu"])
-
-
 SMALL = (
     "operator.model.width=8 operator.model.depth=2 operator.model.modes=4 "
     "operator.model.kernel_size=3 operator.train.batch_size=4 operator.train.micro_batch=4 "
     "task.burgers1d.base=[persistence]"
 ).split()
-
-
-def test_overrides_behind_an_option_with_several_values_are_not_its_values():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+")
-    args = parse(parser, ["--seeds", "0", "1", "run.seed=1"])
-    assert (args.seeds, args.overrides) == ([0, 1], ["run.seed=1"])
 
 
 def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_attempts(
@@ -469,14 +404,6 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
     eleven.keep({"task": "burgers1d", "entries": entries}, tmp_path / "records")
     rows = [line for line in record.page(tmp_path / "records").splitlines() if "burgers1d |" in line]
     assert len(rows) == 1 and "| 11.0 (8.0) | 0.0034 | yes |" in rows[0]  # the fastest that is below
-
-
-def test_a_race_without_a_threshold_is_refused():
-    with pytest.raises(ValueError, match=r"burgers1d with parameters \[0.2\] has no threshold .* 0.001"):
-        record.threshold_of("burgers1d", [0.2])
-    with pytest.raises(ValueError, match="none for this task"):
-        record.threshold_of("kuramoto1d", [])
-    assert record.threshold_of("diff_react2d", [])["nrmse"] == "2.7e-3"
 
 
 def test_the_page_of_records_is_that_of_the_folder():

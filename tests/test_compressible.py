@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from torch import Tensor
 
 import prepare_data
 import ups
-from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.models.constraints import densities
-from ups.tasks import Finding, get_task
+from ups.tasks import get_task
 from ups_solvers import SOLVERS, gas
 from ups_solvers.compressible import RandomWaves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
@@ -132,38 +130,6 @@ def test_riemann_problems_are_solved_to_first_order(sides, t, limit, gain):
     assert errors[0] > gain * errors[1] > 1.45 * gain * errors[2]
 
 
-def test_the_flux_is_that_of_the_textbook():
-    """Toro 2009, equations 10.37 to 10.39 and 10.71 to 10.73, written out for one face and one direction."""
-    stream, kinds = np.random.default_rng(0), set()
-    for _ in range(200):
-        left, right = ([*np.exp(stream.normal(size=2)), *stream.normal(size=2) * 2] for _ in range(2))
-        (d_left, p_left, u_left, _), (d_right, p_right, u_right, _) = left, right
-        c = max(math.sqrt(GAMMA * p / d) for d, p, *_ in (left, right))
-        slow, fast = min(u_left, u_right) - c, max(u_left, u_right) + c
-        swept = d_left * (slow - u_left), d_right * (fast - u_right)
-        contact = (p_right - p_left + swept[0] * u_left - swept[1] * u_right) / (swept[0] - swept[1])
-        (d, p, u, v), bound = (left, slow) if contact >= 0 else (right, fast)
-        mass, energy = d * (bound - u), p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
-        expected = np.array([d * u, (energy + p) * u, d * u * u + p, d * u * v])
-        if slow < 0 < fast:
-            star = np.array([1, energy / d + (contact - u) * (contact + p / mass), contact, v])
-            expected += bound * (mass / (bound - contact) * star - np.array([d, energy, d * u, d * v]))
-        faces = [torch.tensor(side, dtype=torch.float64).reshape(1, 4, 1) for side in (left, right)]
-        torch.testing.assert_close(
-            gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10
-        )
-        kinds.add((slow < 0 < fast, contact >= 0))
-    assert len(kinds) == 4  # either side, moving faster or slower than sound
-
-
-@pytest.mark.parametrize("speed", [2.0, 4.0, 20.0])  # from 2.45 on there is a vacuum between
-def test_density_and_pressure_stay_positive_where_a_gas_parts(speed):
-    _, start = tube((1.0, 0.4, -speed), (1.0, 0.4, speed), 100)
-    frames = run(start, 0.3 / speed, side=2.0, is_periodic=False, num_frames=4)
-    assert torch.isfinite(frames).all() and frames[:, :2].min() > 0
-    assert frames[-1, 0].min() < 0.1
-
-
 # ---------------------------------------------------------------- smooth flows
 
 
@@ -256,15 +222,6 @@ def test_mass_momentum_and_energy_stay_in_a_periodic_box(ndim, n):
     scale = first.abs().mean(1)
     assert float((last - first).abs().mean(1).div(scale).min()) > 1e-2  # something happened
     assert float(((last.mean(1) - first.mean(1)).abs() / scale).max()) < 1e-13
-
-
-# ---------------------------------------------------------------- finer grids
-
-
-def apart(found: Tensor, finer: Tensor) -> float:
-    """The largest of the channels' differences, over the deviation from their means."""
-    deviation = finer - finer.flatten(1).mean(1).reshape(-1, *[1] * (finer.ndim - 1))
-    return float(((found - finer).flatten(1).norm(dim=1) / deviation.flatten(1).norm(dim=1)).max())
 
 
 # ---------------------------------------------------------------- what keeps it a gas
@@ -397,15 +354,6 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
 
 
 # ---------------------------------------------------------------- tasks
-
-
-def findings_of(path: Path, name: str) -> list[Finding]:
-    """The findings of the doctor about a file."""
-    return [
-        finding
-        for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_user=True)
-        for finding in found
-    ]
 
 
 def test_a_file_of_the_previous_solver_is_refused(tmp_path):

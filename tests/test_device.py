@@ -274,13 +274,6 @@ def test_a_step_of_the_operator_waits_for_no_device(config, caches, name, kind):
     update(config, *operator_stage(config, caches, name, kind), range(last - 1, last + 1))
 
 
-@pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
-def test_latents_that_lie_on_the_device_are_gathered_without_a_wait(config, name):
-    caches = {name: open_cache(config, name)}
-    assert place(caches.values(), META, "device") == "device"
-    update(config, *operator_stage(config, caches, name, config.task[name].base[-1]), range(2))
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_of_a_stage_on_residuals_waits_for_no_device(config, caches, stage, monkeypatch):
     """And with a look at the device in it, does."""

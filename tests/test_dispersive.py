@@ -132,14 +132,6 @@ def test_three_small_trajectories_do_not_clip_a_larger_one():
 # ---------------------------------------------------------------- what is found
 
 
-def korteweg() -> torch.Tensor:
-    """u_t = -u u_x - 0.0025 u_xxx while the waves break up, of four small amplitudes and of four larger
-    ones."""
-    k, x = fourier(512, 2.0), cells(512)
-    start = torch.stack([(0.7 + 0.1 * i) * torch.cos(2 * math.pi * (x + 0.3 * i)) for i in range(8)])
-    return spectral(0.0025j * k**3, -0.5j * k, start, 0.01, 27, 100)[:, 20:]
-
-
 def schroedinger(n: int = 256, dt: float = 0.04, steps: int = 100) -> torch.Tensor:
     """i q_t = -q_xx / 2 - |q|^2 q, by exact half steps of either (Strang)."""
     rng, j = generator(0, "q"), torch.arange(-4, 5)
@@ -184,21 +176,6 @@ def fronts(
     return clean, torch.linalg.solve(modes.T, noisy.transpose(-1, -2))[..., :16, :].transpose(-1, -2) @ modes[
         :16
     ]
-
-
-@pytest.mark.faults  # 25 s of one core
-def test_the_equation_of_korteweg_and_de_vries_is_found_on_512_cells():
-    """Explicit steps would take a thousand a frame."""
-    data = Trajectories((u := korteweg())[:4], 0.01, 2.0)
-    [(name, own, base)] = found(data)
-    weights = coefficients(base)
-    assert {term: weights[term] for term in (U_UX, UXXX)} == pytest.approx(
-        {U_UX: -1.0, UXXX: -0.0025}, rel=1e-2
-    )
-    assert own["is_stiff"] and own["num_steps"] <= 24 and f"{own['num_steps']} steps a frame" in name
-    assert not base.found["equations"][0]["doubt"] and (error := forecast_error(base, data, u[4:])) < 1e-3, (
-        error
-    )
 
 
 def test_the_nonlinear_schroedinger_equation_is_found_by_steps_of_both_fields_together():

@@ -240,30 +240,6 @@ def test_the_columns_that_make_the_last_one_are_found_from_either_side():
 # ---------------------------------------------------------------- the integrator
 
 
-@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
-def test_stiff_diffusion_is_exact_in_one_step_behind_every_wall(boundary):
-    """And the plain integrator, which is of no use there, stays within its bounds."""
-    n, nu = 48, 0.5
-    wave = {
-        PERIODIC: lambda x: torch.sin(4 * math.pi * x),
-        NO_FLUX: lambda x: torch.cos(2 * math.pi * x),
-        DIRICHLET: lambda x: torch.sin(2 * math.pi * x),
-    }[boundary](cells(n))
-    k2 = (4 if boundary == PERIODIC else 2) ** 2 * math.pi**2
-    for is_stiff in (True, False):
-        base = Equation(1, 1, [n], boundary, dt=0.05, terms=[UXX], is_stiff=is_stiff)
-        base.weight.fill_(nu)
-        base.low.fill_(-2), base.high.fill_(2)
-        u = base(
-            wave.float()[None, None, None],
-            ParameterBatch(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)),
-        )[0, 0]
-        assert (
-            float((u - math.exp(-nu * k2 * 0.05) * wave).abs().max() < 1e-4) == is_stiff
-            and float(u.abs().max()) <= 2
-        )
-
-
 def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
     """u_t = u^2 from u = 1/2 and its negative: 1 / (2 - t), 1 / (2 + t)."""
     errors = []
@@ -403,28 +379,6 @@ def test_every_parameter_value_has_its_own_burgers_equation():
     for value, nu in enumerate((0.02, 0.05)):
         weights = coefficients(base, value)
         assert weights[UX] == pytest.approx(-1, rel=0.01) and weights[UXX] == pytest.approx(nu, rel=0.02)
-
-
-def test_a_logistic_reaction_with_diffusion_behind_walls_is_found():
-    """u_t = D u_xx + u - u^2, made by exact half steps of either (Strang)."""
-    n, dt, steps, diffusion = 48, 0.1, 40, 0.05
-    x = cells(n)
-    u = 0.5 + 0.1 * torch.stack(
-        [torch.cos(math.pi * (1 + i % 5) * x) * (-1) ** i + i / 10 for i in range(12)]
-    )
-    modes = torch.cos(math.pi * torch.outer(torch.arange(n, dtype=torch.float64), x))
-    decay = torch.exp(-diffusion * (math.pi * torch.arange(n, dtype=torch.float64)) ** 2 * dt / steps)
-    mix, made, grow = torch.linalg.solve(modes, decay[:, None] * modes), [], math.exp(dt / steps / 2)
-    for _ in range(12):
-        made.append(u)
-        for _ in range(steps):
-            u = u * grow / (1 + u * (grow - 1))
-            u = u @ mix
-            u = u * grow / (1 + u * (grow - 1))
-    [(_, _, base)] = found(Trajectories(torch.stack(made, 1)[:, :, None], dt, 1.0, NO_FLUX))
-    weights = coefficients(base)
-    wanted = {((1,), ()): 1.0, ((2,), ()): -1.0, UXX: diffusion}
-    assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.parametrize("fake", [pytest.param("shuffled", marks=pytest.mark.faults), "still"])

@@ -176,6 +176,10 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
             "members is 2.5",
         ),
         (
+            lambda model: model.sample("burgers1d_hidden", np.ones((3, 1, 64), "float32"), rows=[0, 1]),
+            "was given 2 row numbers for a batch of 3; expected one whole number for each",
+        ),
+        (
             lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))),
             r"a mask of shape \(16, 16\); "
             r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)",
@@ -407,13 +411,6 @@ def test_members_given_observations_meet_them_and_those_of_a_free_forecast_do_no
     ):
         with pytest.raises(ValueError, match=f"{task} {text}"):
             model.sample(task, u0, observations={**given, **change}, **options)
-
-
-def test_rows_that_do_not_fit_the_batch_are_refused(model):
-    with pytest.raises(
-        ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number for each"
-    ):
-        model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
 
 @pytest.mark.filterwarnings("error")
@@ -929,34 +926,19 @@ BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Re
         ),
         ({"parameters": {"Nu": None}}, "burgers1d's parameter Nu was given None; expected"),
         ({"parameters": {"Nu": "0.01"}}, "burgers1d's parameter Nu was given '0.01'; expected"),
-        ({"parameters": {"Nu": np.nan}}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
         ({"parameters": [None]}, "burgers1d's parameters was given an array of object; expected"),
         (
             {"parameters": {"Nu": [0.01, 0.02]}},
             r"values of Nu of shape \(2,\); expected a number, or one for",
         ),
-        (
-            {"parameters": {"Nu": np.array([0.1], object)}},
-            "parameter Nu was given an array of object; expected",
-        ),
         ({"parameters": {"Nu": HIDDEN}}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
-        ({"parameters": HIDDEN}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
-        ({"parameters": {"nu": 0.1}}, "burgers1d has no parameter 'nu'; it was trained with Nu"),
         ({"u0": np.full((1, 256), None)}, f"burgers1d was given an array of object; {NUMBERS}. Convert it"),
         ({"u0": [[0.0] * 256, [0.0] * 255]}, f"burgers1d was given lists of unequal lengths; {NUMBERS}"),
         ({"u0": np.full((1, 256), "1")}, f"burgers1d was given an array of <U1; {NUMBERS}"),
-        ({"u0": np.zeros((1, 256), complex)}, f"burgers1d was given an array of complex128; {NUMBERS}"),
-        (
-            {"u0": torch.zeros(1, 256, dtype=torch.complex64)},
-            f"burgers1d was given torch.complex64; {NUMBERS}",
-        ),
         ({"dt": "0.05"}, "burgers1d was given the time step 0.05; expected 0.05"),
         ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
-        ({"u0": np.zeros((0, 1, 256))}, r"burgers1d was given a field of shape \(0, 1, 1, 256\)"),
-        ({"num_frames": 2.0}, "burgers1d was given 2.0 frames to forecast; expected a whole number"),
         ({"num_frames": True}, "burgers1d was given True frames to forecast; expected a whole number"),
         ({"num_frames": 10**9}, BIG),
-        ({"num_frames": np.int32(10**9)}, BIG),
         ({"num_frames": 10**400}, BIG),
     ],
 )
@@ -964,12 +946,6 @@ def test_arguments_of_other_kinds_are_refused_in_one_line(pretrained, change, te
     with pytest.raises(ValueError, match=text) as caught:
         burgers(pretrained, **change)
     assert "\n" not in str(caught.value)
-
-
-def test_numpy_s_whole_numbers_count_as_python_s(pretrained):
-    right = burgers(pretrained, 65)
-    for kind in (np.int8, np.int64):  # twice 65 is no int8
-        np.testing.assert_array_equal(burgers(pretrained, kind(65)), right)
 
 
 def test_a_forecast_keeps_the_gradient_of_its_tensors_and_its_bits_in_any_state_of_torch(pretrained):
@@ -1154,23 +1130,6 @@ def test_the_command_of_any_folder_writes_what_predict_writes(folder, tmp_path, 
     for scripted, named, num in (("a", "c", 2), ("b", "d", 32)):
         u, right = (predict.open_data(tmp_path / name, task).read(0, num) for name in (named, scripted))
         np.testing.assert_array_equal(u, right)
-
-
-def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):
-    def draw(name: str, rows: str) -> int:
-        more = f"--frames 2 --members 3 --rows {rows}"
-        return predict.main(arguments(folder, tmp_path / name, "burgers1d_hidden", more))
-
-    assert draw("a.h5", ":4") == 0
-    monkeypatch.setattr(predict, "STATES", 3)
-    assert draw("b.h5", "2:4") == 0
-    a, b = (
-        predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num)
-        for name, num in (("a.h5", 12), ("b.h5", 6))
-    )
-    assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 2:].std(0).mean()
-    # history + 1
-    assert a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()
 
 
 @pytest.mark.parametrize(

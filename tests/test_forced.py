@@ -155,6 +155,8 @@ def balance(name: str, weights: list[Tensor | float], amplitude: float = 1.0) ->
 def test_the_noise_puts_in_what_ito_says(name):
     """Enstrophy and, as the advection keeps it too, energy. Noise a tenth too large leaves a fifth of the
     input."""
+    of_docs = {"burgers1d_forced": 0.375, "vorticity2d_forced": 2.0}[name]  # no value of the solver enters it
+    assert float(0.5 * squared(equation(name, 0.01).waves).sum()) == pytest.approx(of_docs)
     kx, ky, _ = vorticity.wave_numbers(N[name])
     energy = [1 / (kx.square() + ky.square()).clamp_min(1)] if name == "vorticity2d_forced" else []
     for rest, error in balance(name, [1.0, *energy]):
@@ -181,38 +183,6 @@ def every_wave(name: str) -> tuple[list[tuple[int, ...]], Tensor]:
             if kept.ndim == 2 and place[1] == 0:
                 waves[row, -place[0], 0] = value.conjugate()
     return places, waves
-
-
-def variances(name: str, amplitude: float = 1.0) -> tuple[Tensor, Tensor, float]:
-    """(variance of the amplitude at each wave, the wave's rate of decay, how much the advection has
-    exchanged) after noise of sigma^2 = 2 a_k has balanced every mode for a while, from independent N(0, 1)
-    amplitudes."""
-    count, base = 64, equation(name, 0.005)
-    places, waves = every_wave(name)
-    rates = torch.stack([-base.rates[place] for place in places])
-    unit = 0.3 if name == "burgers1d_forced" else 1.0
-    size = (2 * rates).sqrt().repeat_interleave(2).view(-1, *[1] * base.rates.ndim)
-    forced = replace(base, waves=amplitude * unit * size * waves)
-    modes = replace(base, waves=unit * waves).pushed(normal(count, len(waves)))
-    alone, linear = modes, replace(forced, nonlinear=torch.zeros_like)
-    for one in normal(count, 50, len(waves), 2, seed=2).unbind(1):
-        modes, alone = forced.advance(modes, one), linear.advance(alone, one)
-    found = (
-        torch.stack([modes[(slice(None), *place)].abs().square().mean() for place in places]) * 2 / unit**2
-    )
-    return found, rates, float((modes - alone).abs().square().sum() / modes.abs().square().sum())
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_noise_that_balances_every_mode_leaves_the_gaussian_measure_as_it_is(name):
-    """The truncated advection keeps the sum of squares and has no divergence, so independent N(0, 1) are
-    invariant under noise of the right size alone."""
-    found, rates, moved = variances(name)
-    error = 1 / math.sqrt(64 * len(found))
-    assert abs(float(found.mean()) - 1) < 4 * error and moved > 0.1, (found.mean(), error, moved)
-    fast = rates >= rates.median()
-    assert abs(float(found[fast].mean()) - 1) < 6 * error
-    assert float(variances(name, 1.5)[0][fast].mean()) > 1 + 8 * error
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -67,27 +67,6 @@ def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, errors
 
 
-# ---- T5, T7: a Gaussian whose size depends on the condition
-
-
-@pytest.fixture(scope="module")
-def gaussian():
-    model = known.learn(known.Gaussian.draw(stream("gaussian")), "gaussian", 800, width=64)
-    return model, known.distill(model, known.build_pool(model, 2**14), "student", 300)
-
-
-@pytest.mark.faults
-def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
-    model, student = gaussian
-    for i, c in enumerate(model.problem.places()):
-        noise = model.noise(NUM, "T5", i)
-        assert not known.check_gaussian(model.problem, c, model.from_teacher(c, noise)), i
-        assert not known.check_gaussian(model.problem, c, model.from_student(student, c, noise)), i
-        assert not known.check_gaussian(
-            model.problem, c, model.from_student(student, c, noise, model.noise(NUM, "second", i))
-        ), i
-
-
 # ---- T6, T8: two modes in eight dimensions
 
 
@@ -255,9 +234,3 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
     assert "covariance 0" not in repeated and repeated & {f"covariance {lead}" for lead in range(1, LEADS)}
     silent = names(check_rollout(equation, lambda z, lead: 0 * z))
     assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
-
-
-@pytest.mark.faults
-def test_a_trained_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
-    model = known.learn(equation, "equation", 1200, width=64)
-    assert not check_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))

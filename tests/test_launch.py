@@ -119,20 +119,6 @@ def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
     assert code == 1 and starts == 4 and "giving up after 1 restarts" in said  # 16, 8, and 8 twice more
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected", "words"),
-    [
-        ("configuration", 2, "launch: refused: because"),
-        ("error", 1, "launch: not started again: rank 0: because"),
-    ],
-)
-def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
-    code, said, starts = supervise(
-        tmp_path, f"send_event('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)"
-    )
-    assert code == expected and starts == 1 and words in said
-
-
 def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
     causes = ("a key", "a key", "no GPU")
     refusals = [{**failed("configuration", rank), "cause": cause} for rank, cause in enumerate(causes)]
@@ -284,11 +270,6 @@ def test_ranks_that_still_import_die_with_a_killed_supervisor(tmp_path):
     assert left == []
 
 
-def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):
-    code, said, _ = supervise(tmp_path, "os._exit(0)")
-    assert code == 1 and "all ranks left before the stage was finished" in said
-
-
 def test_nothing_that_was_started_survives(tmp_path):
     work = (
         "child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
@@ -395,14 +376,6 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
     done = python("-m", "ups_launch", *words)
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
-
-
-def test_make_starts_stages_through_the_supervisor():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert (
-        "-m ups_launch --config_file $(TOPOLOGY_FILE)" in makefile
-        and "accelerate.commands.launch" not in makefile
-    )
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from entries import entry_of
 from local_server import PlannedHandler, serving
 from test_base_selection import make_caches
 from test_operator import overrides_of, train
@@ -87,26 +86,6 @@ def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from
     text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results.facts['gates'][0]['name']}, far off." in text
     assert "license: other" in text and "their owner decides how the weights may be shared" in text
-
-
-def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(home):
-    results = load(home / "runs" / "smoke" / "report")
-    score = {"value": 0.25, "low": 0.125, "high": 0.5}
-    rows = {"corrector": {"crps": score, "ssr": 1.5}, "dressed": {"crps": score}}
-    results.ensembles = {"burgers1d": entry_of("ensembles", main=rows)}
-    results.steady = {"darcy2d": entry_of("steady", observed_none=rows)}
-    results.facts["stages"] = {"consistency": ["burgers1d"], "steady": ["darcy2d"]}
-    known = ups.load(home / "runs" / "smoke").tasks
-    text = card("consistency", results, known, {})
-    assert (
-        "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text
-        and "| burgers1d | + noise |" in text
-    )
-    assert "| darcy2d |" not in text
-    known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
-    text = card("steady", results, known, {})
-    assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
-    assert "| darcy2d | nothing observed | corrector | 0.250 [0.125, 0.500] |" in text
 
 
 def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):

@@ -61,15 +61,6 @@ def test_a_front_travels_at_its_speed_and_keeps_its_shape_to_fourth_order(monkey
     assert min(orders) > 3.7 and errors[-1] < 2e-5
 
 
-@pytest.mark.parametrize("rho", [1.0, 2.0, 5.0, 10.0])
-def test_a_uniform_field_grows_by_the_logistic_law(rho):
-    for u0 in (0.0, 0.01, 0.5, 1.0):
-        frames = evolve(modes_of(torch.full((64,), u0)), diffusivity=0.5, rate=rho, dt=0.1, num_frames=11)
-        growth = torch.exp(rho * 0.1 * torch.arange(11, dtype=torch.float64))
-        exact = u0 * growth / (1 + u0 * (growth - 1))
-        assert float((values_of(frames) - exact[:, None]).abs().max()) < 1e-7
-
-
 def test_without_reaction_every_wave_decays_at_its_rate_and_the_mean_stays():
     modes = modes_of(torch.from_numpy(np.random.default_rng(0).random(64)))
     frames = evolve(modes, diffusivity=0.05, rate=0.0, dt=0.01, num_frames=6)

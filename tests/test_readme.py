@@ -21,7 +21,6 @@ from ups.config.schema import TaskConfig, UserTaskConfig
 from ups.results import load
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_WORDS, MAX_LINES = 1800, 250  # of README.md, of docs/results.md
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -31,7 +30,6 @@ LAB = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "docs" / "lab").glob("*.md"))
 }
-README = PAGES["README.md"]
 RUN_PAGES = ("README.md", "docs/training.md", "docs/forecasts.md", "docs/tasks.md", "docs/own_data.md")
 QUICK_PAGE = "docs/trust.md"  # its blocks need pretrained/ alone
 TRAIN = {

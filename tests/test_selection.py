@@ -23,9 +23,8 @@ from ups.evaluation import gates
 from ups.evaluation.selected import in_words, outcome
 from ups.models.operator import load_operator
 from ups.models.warm import copy_head
-from ups.report import model_card
 from ups.report.sections import decisions_of, decisions_section
-from ups.results import Entry, Results
+from ups.results import Entry
 from ups.select import (
     Decision,
     choose,
@@ -221,21 +220,6 @@ def test_in_chaos_the_model_that_follows_longer_is_selected(rows, num_leads, mea
             assert (select({1.0: sums}, torch.arange(rows), 0)["network_weight"] > 0) is is_used
 
 
-@pytest.mark.parametrize("num_leads", [10, 100, 400])
-def test_the_number_of_lost_leads_does_not_decide_the_selection(num_leads):
-    lost = num_leads - 3
-    for seed in range(3):
-        sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
-        # independent where both know nothing
-        sums[:, 2:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()
-        found = select({1.0: sums}, ALONE, 0)
-        assert (found["network_weight"], found["num_leads"], found["num_leads_compared"]) == (
-            1.0,
-            num_leads,
-            3,
-        )
-
-
 @pytest.mark.parametrize(
     ("network", "base"),
     [
@@ -352,14 +336,6 @@ def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
         )
 
 
-@pytest.mark.parametrize("base", [0.945, 0.5])
-def test_every_fall_of_the_networks_error_is_a_better_score_above_its_bases_error_too(base):
-    found = [
-        scores_of({"a": squares_of([error], [base])}) for error in torch.linspace(0.997, 0.628, 12).tolist()
-    ]
-    assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
-
-
 # ---------------------------------------------------------------- the sentences
 
 GRID = [0.05, 0.4, 0.4004, 0.42, 0.7, 0.945, 1.0, 1.3, math.inf]
@@ -444,10 +420,3 @@ def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm
     assert copy_head(second.heads["burgers1d"], first.heads["burgers1d"]) == copy_head(
         second.heads["burgers1d"], second.heads["burgers1d"]
     )
-
-
-def test_the_model_card_states_the_selection_of_each_task():
-    record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    results = Results({}, {"a": a_task(record)})
-    scores = model_card._forecasts(results)
-    assert f"a: {in_words(record)}" in scores["notes"]

@@ -70,12 +70,6 @@ def test_a_round_dam_keeps_the_symmetries_of_the_square_to_the_last_bit(resoluti
         assert torch.equal(h, image)
 
 
-def test_a_lake_at_rest_stays_to_the_last_bit():
-    state = torch.zeros(3, 24, 16, dtype=torch.float64)
-    state[0] = 1.37
-    assert torch.equal(evolve(state, width=0.1, dt=0.5, num_frames=4), state.expand(4, -1, -1, -1))
-
-
 def test_water_is_conserved_until_waves_reach_the_walls_and_then_leaves():
     frames = evolve(dam(0.7, 64), width=SIDE / 64, dt=0.25, num_frames=17)
     water = frames[:, 0].mean((1, 2))

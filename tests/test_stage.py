@@ -1,14 +1,10 @@
 """ups/training/folder.py, ups/commands/stages.py: what lies in a stage's folder is that stage's, or refused;
 what is stale is never up to date."""
 
-import errno
-import fcntl
 import shutil
 import sys
-import time
 
 import pytest
-from test_files import plant
 
 import ups.training.folder
 from ups.commands import stages
@@ -156,29 +152,6 @@ def test_the_lock_that_was_waited_for_is_the_one_in_the_folder(config, monkeypat
 
     monkeypatch.setattr(ups.training.folder, "lock", replaced)
     assert folder.take(5.0) == "" and folder.is_own()
-
-
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder", "socket"])
-def test_a_lock_that_is_no_plain_file_is_refused_at_once(config, tmp_path, kind):
-    folder = folder_of(config)
-    folder.path.mkdir(parents=True)
-    plant(kind, folder.path / ".lock", tmp_path / "victim")
-    started = time.monotonic()
-    refusal = folder.take(10.0)
-    assert "operator/.lock is a link or no plain file; expected a file that UPS made, or none" in refusal
-    assert time.monotonic() - started < 1 and not (tmp_path / "nothing").exists()
-    assert (tmp_path / "victim").read_text() == "somebody's data"
-
-
-def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(
-        OSError, match="operator/.lock cannot be locked .No locks available.; expected .* locks.*Mount it"
-    ):
-        folder_of(config).take(0.0)
 
 
 # ---------------------------------------------------------------- whether there is anything to do

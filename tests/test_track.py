@@ -391,18 +391,3 @@ def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch,
         ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"
     ):
         check_tracker(wandb_config)
-
-
-@pytest.mark.parametrize("plant", ["link", "dangling link", "pipe", "folder"])
-def test_metrics_are_not_written_through_what_lies_at_their_name(tmp_path, plant):
-    path, victim = tmp_path / "metrics.jsonl", tmp_path / "victim"
-    victim.write_text("somebody's data")
-    {
-        "link": lambda: path.symlink_to(victim),
-        "dangling link": lambda: path.symlink_to(tmp_path / "nothing"),
-        "pipe": lambda: os.mkfifo(path),
-        "folder": path.mkdir,
-    }[plant]()
-    with pytest.raises(DamagedError, match="metrics.jsonl is (a link|no plain file).*; expected .*Remove it"):
-        Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
-    assert victim.read_text() == "somebody's data" and not (tmp_path / "nothing").exists()

@@ -3,7 +3,6 @@ are no repetitions of each other are refused."""
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
@@ -90,30 +89,3 @@ def test_runs_that_are_no_repetitions_are_refused(change, words, tmp_path, monke
         monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other)
     )
     assert status == 1 and not page and error.startswith("uncertain: ")
-
-
-STRANGE = {  # file of a report, its text -> words of the error
-    "no table": ("results.csv", None, "there is no .*results.csv; expected the report of a finished run"),
-    "no row": ("results.csv", "a,b\n", "begins with 'a,b'; expected the table of a report"),
-    "a list": ("results.json", "[]", "holds a list; expected the results of a report"),
-    "no seed": (
-        "results.json",
-        '{"run": "a", "protocol": {}, "tasks": {}, "ensembles": {}, "steady": {}}',
-        "protocol.split is missing; expected a str",
-    ),
-    "no ensembles": (
-        "results.json",
-        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "tasks": {}}',
-        "results.json has None as ensembles; expected facts by task",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", STRANGE)
-def test_a_strange_report_is_refused_in_one_line(kind, tmp_path, monkeypatch, capsys):
-    name, text, words = STRANGE[kind]
-    file = written(tmp_path / "a", results(0)) / "report" / name
-    file.unlink() if text is None else file.write_text(text)
-    status, page, error = printed(monkeypatch, capsys, tmp_path / "a")
-    assert status == 1 and not page and error.count("\n") == 1 and error.startswith("uncertain: ")
-    assert re.search(words, error), error

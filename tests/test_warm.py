@@ -3,7 +3,6 @@ refused."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -20,7 +19,6 @@ from ups.commands import stages
 from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator, load_operator
 from ups.models.warm import copy_weights, is_trunk
 from ups.training.optim import build_optimizer
@@ -108,37 +106,6 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
         base = settings.muon_lr if getattr(parameter, "is_hidden_matrix", False) else settings.adamw_lr
         if parameter.requires_grad:  # not of a base or its twin
             assert rates[id(parameter)] == base * (0.25 if is_trunk(name) else 1.0), name
-
-
-def test_a_step_changes_shared_weights_and_those_of_its_task_only(caches, tmp_path):
-    """Refused: a stage that steps every parameter, so that stale moments move tasks that are not in the
-    batch."""
-    code, log = train(
-        caches,
-        tmp_path,
-        *RUN,
-        FIRST,
-        "operator.train.steps=8",
-        "operator.train.save_every=1",
-        "operator.train.keep=8",
-        "operator.optim.warmup_steps=1",
-    )
-    assert code == 0, log
-    stage = tmp_path / "smoke" / "operator"
-    weights = [
-        torch.load(stage / "state" / f"step_{step:09d}" / "shared.pt")["model"] for step in range(1, 9)
-    ]
-    tasks = [
-        re.search(r"train/(\w+)/network", line)[1]
-        for line in (stage / "metrics.jsonl").read_text().splitlines()
-        if "train/loss" in line
-    ][1:]
-    moved = [
-        {task_of(name) for name in after if not torch.equal(before[name], after[name])}
-        for before, after in itertools.pairwise(weights)
-    ]
-    assert set(tasks) == {"advection1d", "burgers1d"} and moved[-1] == {None, tasks[-1]}
-    assert all(own - {None} == {task} for own, task in zip(moved, tasks, strict=True))
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):

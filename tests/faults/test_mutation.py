@@ -8,13 +8,9 @@ import time
 
 import mutate
 import pytest
-import torch
-from finished import write_stage
 from mutate import TARGETS, Finding, Target, attempt, is_clear
 
-from ups.common.files import DamagedError, read_record
 from ups.config.load import load_config
-from ups.training.weights import load_stage, read_weights
 
 IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40}
 
@@ -109,39 +105,3 @@ def test_hostile_yaml_is_refused_in_a_message_of_readable_length(tmp_path, text,
     with pytest.raises(ValueError, match=message) as info:
         load_config(path)
     assert len(str(info.value)) < 3000
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_bytes(b"run: {name: \xe8}")
-    with pytest.raises(ValueError, match="config.yaml is not valid YAML: 'utf-8' codec.*Expected a mapping"):
-        load_config(path)
-
-
-def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
-    path = tmp_path / "record.json"
-    for text, message in (
-        ("{", "is not readable"),
-        ("[]", "holds a list"),
-        ('{"step": "3"}', "has no valid 'step'"),
-        ('{"step": true}', "has no valid 'step'"),
-        ("{}", "has no valid 'step'"),
-        ("[" * 9999, "is not readable"),
-    ):
-        path.write_text(text)
-        with pytest.raises(DamagedError, match=f"{message}.*expected a record. Delete it."):
-            read_record(path, "a record", "Delete it.", step=int)
-    with pytest.raises(DamagedError, match="is not readable .*; expected a safetensors file. Make it."):
-        read_weights(tmp_path / "w.safetensors", "Make it.")
-    layer, description = torch.nn.Linear(2, 1), {"model": {"depth": 1}, "tasks": [{}]}
-    for state, message in (
-        ({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),
-        ({"weight": torch.zeros(1, 3), "bias": layer.bias.data}, "has weight as .*1, 3.*expected .*1, 2"),
-        (
-            {"weight": layer.weight.data * torch.nan, "bias": layer.bias.data},
-            r"in \['weight'\] that are not finite",
-        ),
-    ):
-        with pytest.raises(DamagedError, match=f"{message}.*Make it."):
-            write_stage(tmp_path / "operator", description, state)
-            load_stage(tmp_path / "operator", lambda _: layer, "stage", "Make it.")
