@@ -173,8 +173,8 @@ dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; 
 leaderboard: $(ENVIRONMENT)   ## Table of all runs
 	$(PY) -m bench.leaderboard --runs $(RUNS)
 
-publish: $(ENVIRONMENT)       ## Copy the weights of a run: make publish RUN=small TO=pretrained (a folder, or hf://OWNER/NAME)
-	$(PY) -m ups.commands.publish "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=pretrained))"
+publish: $(ENVIRONMENT)       ## Copy the weights of a run: make publish RUN=small TO=weights (a folder, or hf://OWNER/NAME)
+	$(PY) -m ups.commands.publish "$(RUN_DIR)" "$(or $(TO),$(error TO is missing, such as TO=weights))"
 
 ##
 ## Variables, as in `make train CONFIG=configs/smoke.yaml RUN=mine ARGS="run.seed=1 operator.train.steps=500"`:

@@ -1,6 +1,6 @@
 """Publish the weights of a run: copy what another machine needs to a folder or a model hub.
 
-    python -m ups.commands.publish runs/small pretrained            (or: make publish RUN=small TO=pretrained)
+    python -m ups.commands.publish runs/small weights               (or: make publish RUN=small TO=weights)
     python -m ups.commands.publish runs/small hf://owner/name
 
 A copy has one folder per stage: the network (config.json, model.safetensors), its origin (done.json,

@@ -244,9 +244,8 @@ class _Wandb:
         if self.path.is_file():
             self.record |= json.loads(self.path.read_text(encoding="utf-8"))
         self.sent = self.record["step"]
-        write_json(
-            self.path, self.record
-        )  # before its use: a random id, as W&B refuses that of a deleted run
+        # before its use: a random id, as W&B refuses that of a deleted run
+        write_json(self.path, self.record)
         # without credentials W&B would ask a person
         if tracker.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no W&B credentials; run wandb login, or set tracker.mode=offline")
