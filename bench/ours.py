@@ -30,6 +30,7 @@ from ups.models.base_selection import (
 from ups.models.head import TaskHead
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
+from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.select import MEASUREMENT, NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -73,14 +74,15 @@ def train_ours(
     device: str = "cpu",
     clock: Callable[[], float] = time.process_time,
     fitted: tuple[TaskHead, float] | None = None,
+    modify: Callable[[Operator], object] | None = None,
     enough: float = -math.inf,
 ) -> Trained:
     """Train on one task for `budget_seconds` of `clock`, including fits but not validation; weights are
     selected on validation.
 
-    fitted: head of `select_base` and its validation error; then nothing is fitted here. enough: a validation
-    error that ends the training early. A start far from all training trajectories is forecast all the same,
-    as the baselines do.
+    fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes
+    the operator before its first step. enough: a validation error that ends the training early. A start far
+    from all training trajectories is forecast all the same, as the baselines do.
     """
     config = dataclasses.replace(
         config,
@@ -98,6 +100,8 @@ def train_ours(
         settings.train.precision,
         solvers_of(config),
     )
+    if modify is not None:
+        modify(operator)
     operator.to(place)
     context = cache.context(config)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
