@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_base_selection import make_caches
-from test_operator import describe, overrides_of, train
+from test_operator import build, codec, describe, latents, overrides_of, train
 
 from ups.commands import stages
 from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.models.operator import Operator, load_operator
-from ups.models.warm import copy_weights, is_trunk
+from ups.models.warm import copy_head, copy_weights, is_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -106,6 +106,47 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
         base = settings.muon_lr if getattr(parameter, "is_hidden_matrix", False) else settings.adamw_lr
         if parameter.requires_grad:  # not of a base or its twin
             assert rates[id(parameter)] == base * (0.25 if is_trunk(name) else 1.0), name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)]
+)
+def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind, history):
+    one = build(describe(name, kind, history, bundle=1))
+    description, codecs = describe(name, kind, history, bundle=1)
+    space = dict(zip(("codec", "coefficient_codec"), ((2, 3) if name == "darcy2d" else (4,)), strict=False))
+    others = {
+        part: codec(found.fields, found.ndim, seed=space.get(part, 7) + 9) for part, found in codecs.items()
+    }
+    for part, found in others.items():
+        found.mean.add_(0.3), found.std.mul_(1.7)
+        assert not found.is_same(codecs[part])
+    two = build((description, others))
+    mine, given = two.heads[name], one.heads[name]
+    assert copy_head(mine, given) == "in the terms of its new codec"
+    z = latents(one, name, 3, history)
+    into, state = given.input_codec, torch.randn(3, *given.codec.tokens, given.codec.dim)
+
+    def shown(head, z, z_base):
+        return head.into(torch.cat([z.movedim(1, -2).flatten(-2), z_base], -1))
+
+    def moved(z, before, after):
+        return after.encode(after.normalise(before.denormalise(before.decode(z))))
+
+    torch.testing.assert_close(
+        shown(mine, moved(z, into, mine.input_codec), moved(state, given.codec, mine.codec)),
+        shown(given, z, state),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    hidden = torch.randn(3, *given.codec.tokens, one.width)
+    change, change_ref = (
+        head.codec.decode(head.out(hidden)) * head.codec.std.view(-1, *[1] * head.codec.ndim)
+        for head in (mine, given)
+    )
+    torch.testing.assert_close(change, change_ref, rtol=1e-4, atol=1e-4)
+    # that it cannot serve
+    assert copy_head(build(describe(name, kind, history, bundle=2)).heads[name], given) == ""
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):

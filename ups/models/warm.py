@@ -1,21 +1,24 @@
 """Warm start: copy the weights of a trained network into another one with other tasks or other data.
 
 The trunk, which all tasks share, is copied. So are the private weights of a task in each block; a new task
-gets the mean over the parent's tasks. The maps of a head act on the latents of its codec, which is fitted to
-the data: they are copied if the codecs are the same.
+gets the mean over the parent's tasks. The maps of a head act on the latents of its codec, and codecs are
+fitted to the data. With the same codec the maps are copied, with another one they are translated:
+
+    z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
 """
 
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.backbone import task_of
 from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
 from ups.training.weights import load_stage
 
-AS_IT_WAS = "as it was"
+AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
 
 
 def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
@@ -75,7 +78,7 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork) -> None:
 
 def copy_head(head: nn.Module, parent: nn.Module) -> str:
     """Copy the weights of another head of the same task; what was copied, in words, "" if they do not fit: of
-    a `TaskHead` if history, bundle or codecs differ. Its base is copied only if the facts agree; the
+    a `TaskHead` if history, bundle or patch differ. Its base is copied only if the facts agree; the
     statistics of a corrector's head are not.
     """
     if not isinstance(head, TaskHead):
@@ -88,9 +91,12 @@ def copy_head(head: nn.Module, parent: nn.Module) -> str:
     if (
         (head.history, head.bundle) != (parent.history, parent.bundle)
         or dict(head.task.offsets) != dict(parent.task.offsets)
-        or not all(one.is_same(other) for one, other in pairs)
+        or not all(can_translate(*pair) for pair in pairs)
     ):
         return ""
+    if not all(one.is_same(other) for one, other in pairs):
+        translate_maps(head, parent)
+        return TRANSLATED
     if head.facts.undecided() == parent.facts.undecided():
         head.load_state_dict(parent.state_dict())
         return AS_IT_WAS
@@ -114,3 +120,41 @@ def copy_maps(head: nn.Module, parent: nn.Module) -> str:
         for one, other in pairs:
             one.copy_(other)
     return AS_IT_WAS
+
+
+def can_translate(codec: Tokenizer, parent: Tokenizer) -> bool:
+    """Whether both codecs map the same patches of the same fields."""
+    return (codec.fields, codec.positive, codec.ndim, codec.patch) == (
+        parent.fields,
+        parent.positive,
+        parent.ndim,
+        parent.patch,
+    )
+
+
+def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
+    """(A (dim of parent, dim of codec), a) with z_parent = A z_codec + a for the same physical field."""
+    cells = codec.patch**codec.ndim
+    scale = (codec.std / parent.std).repeat_interleave(cells)
+    offset = ((codec.mean - parent.mean) / parent.std).repeat_interleave(cells)
+    return parent.basis.T @ (scale[:, None] * codec.basis), parent.basis.T @ offset
+
+
+@torch.no_grad()
+def translate_maps(head: nn.Module, parent: nn.Module) -> None:
+    """Copy the maps of another `TaskHead` of the same task, history and bundle, for other codecs."""
+    pairs = [(head.input_codec, parent.input_codec)] * head.history + [(head.codec, parent.codec)]
+    if head.forcing_codec is not None:
+        pairs += [(head.forcing_codec, parent.forcing_codec)] * (1 + head.bundle)
+    maps = [translation(*pair) for pair in pairs]
+    blocks = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
+    head.into.weight.copy_(
+        torch.cat([block @ matrix for block, (matrix, _) in zip(blocks, maps, strict=True)], 1)
+    )
+    head.into.bias.copy_(
+        parent.into.bias + sum(block @ offset for block, (_, offset) in zip(blocks, maps, strict=True))
+    )
+    back, _ = translation(parent.codec, head.codec)  # for changes, which have no offset
+    for name in ("weight", "bias"):
+        change = getattr(parent.out, name).detach().unflatten(0, (parent.bundle, -1))
+        getattr(head.out, name).copy_(torch.einsum("ij,bj...->bi...", back, change).flatten(0, 1))
