@@ -117,23 +117,21 @@ class LocalMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
-        # a convolution of channels-last images (views of x) along each axis: on a CPU five times as fast as
-        # one of lines, and twice as fast as one of volumes
+        # a convolution down the columns of channels-last images (num, n, after, width), which are views of x:
+        # on a CPU five times as fast as one of lines and twice as fast as one of volumes. The gradient of its
+        # weight in bf16 is up to 18 times as fast as along rows.
         batch, *tokens, width = x.shape
-        side, weight, mixed = self.side, self.weight.to(x.dtype), []
+        side, kernel, mixed = self.side, self.weight.to(x.dtype)[..., None], []
         for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
-            is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
-            h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
+            h = x.reshape(batch * before, -1, after, width)
             # on a GPU torch's pad has a gradient in one order that takes half of a pass; on a CPU it takes a
             # third of the time at walls, and three times as long around a ring
             if end == PERIODIC or h.is_cuda:
-                h = padded(h, 1 + is_last, side, end).movedim(-1, 1)
+                h = padded(h, 1, side, end).movedim(-1, 1)
             else:
-                pads = (side, side, 0, 0) if is_last else (0, 0, side, side)
                 mode = "constant" if end == DIRICHLET else "replicate"
-                h = nn.functional.pad(h.movedim(-1, 1), pads, mode=mode)
-            kernel = weight[:, :, None] if is_last else weight[..., None]
+                h = nn.functional.pad(h.movedim(-1, 1), (0, 0, side, side), mode=mode)
             mixed.append(nn.functional.conv2d(h, kernel, groups=width).movedim(1, -1).reshape(x.shape))
         return sum(mixed[1:], mixed[0])
 
