@@ -456,7 +456,7 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_dropped(tmp_path):
         assert np.array_equal(written(tmp_path / "w.hdf5", source, found).read(0, 20), found)
         (tmp_path / "w.hdf5").unlink()
     with pytest.raises(
-        ValueError, match="task.ks.repeated: it is .*; expected a list of periodic axes, of x"
+        ValueError, match="task.ks.repeated: it names 'y'; expected periodic axes: x"
     ):
         read(tmp_path, {**settings, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
 

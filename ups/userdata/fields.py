@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from ups.common.lazy import np
 from ups.common.text import MOST_NAME_BYTES, printable
 from ups.tasks import Place
-from ups.userdata.inspect_file import Coordinate, config_error, is_even, require_common_place, value_in
+from ups.userdata.inspect_file import (
+    Coordinate,
+    config_error,
+    is_even,
+    require_common_place,
+    require_known,
+    value_in,
+)
 from ups.userdata.layout import Layout
 from ups.userdata.times import times_in
 from ups_discovery.boundary import PERIODIC
@@ -41,12 +48,10 @@ def read_parameters(key: str, parameters: Any, store: "Store", places: Sequence[
     return found
 
 
-def check_fields(key: str, section: Mapping[str, Any], layout: Layout, moving: Sequence[str]) -> None:
-    """Raise ValueError unless the lists of fields name fields, and a steady task its coefficient.
-
-    moving: the fields that change in time and are predicted.
-    """
-    fields = layout.fields
+def check_fields(key: str, section: Mapping[str, Any], layout: Layout, ends: Mapping[str, str]) -> None:
+    """Raise ValueError unless the lists name fields and symmetries, a steady task has a coefficient,
+    something is predicted, and every vector has a field per axis."""
+    fields, axes, inputs, vector = layout.fields, layout.axes, section["inputs"], section["vector"]
     if repeated := [field for field in fields if fields.count(field) > 1]:
         raise config_error(
             f"{key}.layout",
@@ -54,25 +59,18 @@ def check_fields(key: str, section: Mapping[str, Any], layout: Layout, moving: S
             "a name for each",
             "Write {array: NAME, axes: [..], fields: [..]}.",
         )
-    for name in ("inputs", "positive", "conserved", "bounded", "vector", "symmetries"):
-        known = moving if name in ("conserved", "bounded") else fields
-        if not isinstance(section[name], list):
-            raise config_error(
-                f"{key}.{name}",
-                f"it is {section[name]!r:.80}",
-                "a list",
-                f"Write {name}: [{'shift' if name == 'symmetries' else known[0]}].",
-            )
-        unknown = [field for field in section[name] if field not in known and name != "symmetries"]
-        if unknown:
-            is_given = ", which is given and does not change" if unknown[0] in fields else ""
-            raise config_error(
-                f"{key}.{name}",
-                f"it names {unknown[0]!r:.80}{is_given}",
-                f"fields of the layout ({', '.join(known)})",
-                "Correct the list.",
-            )
-    inputs = section["inputs"]
+    varying = [field for field in fields if field not in layout.constant]
+    moving = moving_fields(section, layout)
+    periodic = [axis for axis, end in ends.items() if end == PERIODIC]
+    shifts = ["mirror", *["shift"] * bool(periodic), *[f"shift_{axis}" for axis in periodic]]
+    for names, known, expected in (
+        (("inputs", "positive", "vector"), fields, "fields of the layout"),
+        (("forcing",), varying, "fields of the layout that vary in time"),
+        (("conserved", "bounded"), moving, "fields that are predicted"),
+        (("symmetries",), shifts, "symmetries (shifts need a periodic axis)"),
+    ):
+        for name in names:
+            require_known(f"{key}.{name}", section[name], known, expected)
     if layout.is_steady != bool(inputs) or {*fields} == {*inputs}:
         kind = "no array has a time axis, so the task is steady"
         raise config_error(
@@ -83,98 +81,53 @@ def check_fields(key: str, section: Mapping[str, Any], layout: Layout, moving: S
             else "none: fields without a time axis are coefficients already",
             f"Write inputs: [{fields[0]}]." if layout.is_steady else "Leave it out.",
         )
-
-
-def check_forcing(key: str, forcing: Any, layout: Layout) -> None:
-    """Raise ValueError unless `forcing` names fields that vary in time and leaves one to predict."""
-    key, fields, constant = f"{key}.forcing", layout.fields, layout.constant
-    names = forcing if isinstance(forcing, list) else [None]
-    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+    if not moving:
         raise config_error(
-            key, f"it is {forcing!r:.80}", "a list of different names", f"Write forcing: [{fields[-1]}]."
-        )
-    if unknown := [name for name in forcing if name not in fields]:
-        raise config_error(
-            key,
-            f"it names {unknown[0]!r:.80}",
-            f"fields of the layout ({', '.join(fields)})",
-            f"Correct the list, or add the array to {key.removesuffix('forcing')}layout: fields as "
-            "[trajectory, time, x], series as [trajectory, time] or [time].",
-        )
-    if forcing and len(constant) == len(fields):
-        raise config_error(
-            key,
-            f"it names {forcing[0]}, and no array has a time axis, so the task is steady",
-            "none",
-            f"Write inputs: [{forcing[0]}], which is what a steady task is given.",
-        )
-    if fixed := [name for name in forcing if name in constant]:
-        raise config_error(
-            key,
-            f"it names {fixed[0]}, whose array has no time axis",
-            "what varies in time",
-            f"Leave {fixed[0]} out: fields without a time axis are given already.",
-        )
-    if forcing and not {*fields} - {*forcing, *constant}:
-        raise config_error(
-            key,
-            f"it is {forcing}, so nothing is predicted",
+            f"{key}.forcing",
+            f"it is {section['forcing']}, so nothing is predicted",
             "fields beside those that are predicted",
             "Take out what is to be predicted.",
         )
-
-
-def check_symmetries(key: str, section: Mapping[str, Any], layout: Layout, ends: Mapping[str, str]) -> None:
-    """Raise ValueError unless shifts are along periodic axes, and every vector has a field per axis."""
-    axes, vector = layout.axes, section["vector"]
-    fields = [field for field in layout.fields if field not in section["inputs"]]
-    periodic = [axis for axis, end in ends.items() if end == PERIODIC]
-    known = ["mirror", *["shift"] * bool(periodic), *[f"shift_{axis}" for axis in periodic]]
-    if unknown := [name for name in section["symmetries"] if name not in known]:
-        raise config_error(
-            f"{key}.symmetries",
-            f"it names {unknown[0]!r:.80}",
-            f"of {', '.join(known)}" + ("" if periodic else "; shifts need a periodic axis"),
-            "Leave out what shifted and mirrored solutions do not keep.",
-        )
-    if len(vector) % len(axes) or len({*vector} & {*fields}) != len(vector):
+    others = {*fields} - {*inputs}
+    if len(vector) % len(axes) or len({*vector} & others) != len(vector):
         raise config_error(
             f"{key}.vector",
             f"it is {vector}",
-            f"{len(axes)} of {', '.join(fields)}, the component along each axis of space "
-            f"({', '.join(axes)}), of one vector after the other",
+            f"{len(axes)} of {', '.join(field for field in fields if field in others)}, the component along "
+            f"each axis of space ({', '.join(axes)}), of one vector after the other",
             "Correct the list.",
         )
 
 
+def moving_fields(section: Mapping[str, Any], layout: Layout) -> list[str]:
+    """The fields that change and are predicted."""
+    known = [*([] if layout.is_steady else layout.constant), *section["inputs"], *section["forcing"]]
+    return [field for field in layout.fields if field not in known]
+
+
 def read_units(
-    key: str, units: Any, layout: Layout, dt: float, found: Mapping[str, Coordinate | None], store: "Store"
+    key: str,
+    units: Mapping[str, str],
+    layout: Layout,
+    dt: float,
+    found: Mapping[str, Coordinate | None],
+    store: "Store",
 ) -> dict[str, str]:
     """Field, axis or "time" -> its unit, of those that have one: from the section, else from the file.
 
-    dt: the step of the task, 0 of a steady one; found: the coordinates of the axes. Raises ValueError if
-    `units` is no mapping of names to text.
+    dt: the step of the task, 0 of a steady one; found: the coordinates of the axes. Raises ValueError for
+    another name.
     """
     places = {field: place for place in layout.places for field in place.fields}
     known = [*places, *layout.axes, *["time"] * bool(dt)]
-    if not isinstance(units, Mapping) or not all(isinstance(unit, str) for unit in units.values()):
-        raise config_error(
-            f"{key}.units",
-            f"it is {units!r:.80}",
-            "names of fields and axes, each with a unit",
-            f'Write units: {{{known[0]}: "m s-1"}}.',
-        )
-    if unknown := [name for name in units if name not in known]:
-        raise config_error(
-            f"{key}.units", f"it names {unknown[0]!r:.80}", f"of {', '.join(known)}", "Correct the name."
-        )
+    require_known(f"{key}.units", units, known, "fields, axes or time")
     stored = {field: _unit(store, store.first(place.array)) for field, place in places.items()}
     stored |= {axis: _unit(store, place[0]) for axis, place in found.items() if place}
     times = times_in(store, layout.places) if dt else None
     if times and len(steps := np.diff(times[1])):
         if is_even(times[1]) or abs(float(np.median(steps)) - dt) <= SAME * dt:
             stored["time"] = _unit(store, times[0]).split(" since ")[0]
-    return {name: unit for name, unit in (stored | dict(units)).items() if unit not in ("", "1")}
+    return {name: unit for name, unit in (stored | units).items() if unit not in ("", "1")}
 
 
 def _unit(store: "Store", array: str) -> str:

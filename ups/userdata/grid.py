@@ -17,6 +17,7 @@ from ups.userdata.inspect_file import (
     coordinate,
     is_even,
     is_even_grid,
+    require_known,
     rises,
     tidy,
 )
@@ -51,18 +52,12 @@ def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
 
 
 def without_repeated(
-    key: str, repeated: Any, sizes: dict[str, int], ends: Mapping[str, str]
+    key: str, repeated: Sequence[str], sizes: dict[str, int], ends: Mapping[str, str]
 ) -> dict[str, int]:
     """The length of every axis without the last cell of the axes in `repeated`, where it is the first again.
     Raises ValueError for an axis that is not periodic."""
     periodic = [axis for axis, end in ends.items() if end == PERIODIC]
-    if not isinstance(repeated, list) or not {*repeated} <= {*periodic}:
-        raise config_error(
-            f"{key}.repeated",
-            f"it is {repeated!r:.80}",
-            "a list of periodic axes" + f", of {', '.join(periodic)}" * bool(periodic),
-            "Name those whose last cell is the first again, or leave it out.",
-        )
+    require_known(f"{key}.repeated", repeated, periodic, "periodic axes")
     return sizes | {axis: sizes[axis] - 1 for axis in repeated}
 
 
@@ -206,17 +201,10 @@ def on_walls(low: float, high: float, size: int) -> bool:
     return size > 1 and has_both and on_points < num_digits(low) + num_digits(high)
 
 
-def flipped_axes(key: str, flipped: Any, found: Mapping[str, Coordinate | None]) -> list[str]:
+def flipped_axes(key: str, flipped: Sequence[str], found: Mapping[str, Coordinate | None]) -> list[str]:
     """The axes whose cells are stored from the last to the first: by their coordinates, and by `flipped`
     where the file holds none. Raises ValueError if `flipped` names no axis."""
-    axes = [*found]
-    if not isinstance(flipped, list) or not {*flipped} <= {*axes}:
-        raise config_error(
-            f"{key}.flipped",
-            f"it is {flipped!r:.80}",
-            f"a list of axes, of {', '.join(axes)}",
-            f"Write flipped: [{axes[0]}] where cells are stored from the last to the first.",
-        )
+    require_known(f"{key}.flipped", flipped, [*found], "axes of space")
     return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in flipped)]
 
 

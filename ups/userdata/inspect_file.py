@@ -31,6 +31,14 @@ def config_error(key: str, what: str, expected: str, fix: str) -> ValueError:
     return ValueError(f"{key}: {what}; expected {expected}. {fix}")
 
 
+def require_known(key: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Raise ValueError for a name that is none of `known`. what: these, in words."""
+    if unknown := [name for name in names if name not in known]:
+        raise config_error(
+            key, f"it names {unknown[0]!r:.80}", f"{what}: {', '.join(known) or 'none'}", "Correct the name."
+        )
+
+
 def matching_files(key: str, pattern: str) -> list[str]:
     """The files of a pattern in natural order. Raises FileNotFoundError if no file fits."""
     from ups.userdata.readers import natural  # imports h5py

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ups.tasks import Place
-from ups.userdata.inspect_file import config_error, coordinate, measure
+from ups.userdata.inspect_file import config_error, coordinate, measure, require_known
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -96,13 +96,7 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
             "component.",
         )
     domain = section["domain"]
-    if isinstance(domain, Mapping) and (unknown := [*domain.keys() - {*axes}]):
-        raise config_error(
-            f"{key}.domain",
-            f"it names an axis {unknown[0]!r:.80}",
-            f"of {', '.join(axes)}",
-            f"Write domain: {{{axes[0]}: [0, 1]}}.",
-        )
+    require_known(f"{key}.domain", domain if isinstance(domain, Mapping) else (), axes, "axes of space")
     for place in places:
         _check_order(key, place, axes, section["vector"], store)
     _check_names(key, domain, places, axes, store)

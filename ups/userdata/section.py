@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
-from ups.userdata.fields import check_fields, check_forcing, check_symmetries, read_parameters, read_units
+from ups.userdata.fields import check_fields, moving_fields, read_parameters, read_units
 from ups.userdata.grid import (
     choose_patch,
     find_coordinates,
@@ -56,7 +56,6 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
 
     require_name(name)
     key = f"task.{name}"
-    section = {**section, "files": _pattern(key, section["files"])}
     if name in TASKS:
         raise config_error(
             key,
@@ -122,18 +121,6 @@ def facts(settings: Any) -> dict[str, Any]:
     }
 
 
-def _pattern(key: str, files: Any) -> str:
-    """The pattern of a section's files."""
-    if not isinstance(files, str):
-        raise config_error(
-            f"{key}.files",
-            f"it is {files!r:.80}",
-            "a file or a pattern of files, each with all fields",
-            'Write files: "my/*.h5". To merge fields: docs/own_data.md, "Files to convert first".',
-        )
-    return files
-
-
 def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dict[str, Any]:
     """A section whose layout is well, filled from the file; the user's values stay."""
     if (kind := section["layout"]) != "well":
@@ -171,15 +158,10 @@ def _read_fields(
     key: str, section: Mapping[str, Any], layout: Layout, ends: Mapping[str, str]
 ) -> dict[str, Any]:
     """bounded and vector, after checks of all keys that name fields."""
-    check_forcing(key, section["forcing"], layout)
-    constant = [] if layout.is_steady else layout.constant
-    known = [*constant, *section["inputs"], *section["forcing"]]
-    moving = [field for field in layout.fields if field not in known]
     bounded = section["bounded"]
     if isinstance(bounded, bool):
-        bounded = moving if bounded else []
-    check_fields(key, {**section, "bounded": bounded}, layout, moving)
-    check_symmetries(key, section, layout, ends)
+        bounded = moving_fields(section, layout) if bounded else []
+    check_fields(key, {**section, "bounded": bounded}, layout, ends)
     vectors = [list(place.fields) for place in layout.places if place.axes.count("component") == 1]
     return {"bounded": bounded, "vector": section["vector"] or next(iter(vectors), [])}
 

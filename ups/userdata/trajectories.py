@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ class DataFile:
 
     groups: the name of the group of every trajectory, or (); parameters (trajectories, P); flipped: axes
     whose cells are stored from the last to the first; lengths: frames of every trajectory; years: dates of
-    the frames, in years, or None.
+    the frames, in years, or None; jumps: frames of every run after which its times jump; step: between
+    frames, 0 if the file does not tell; uneven: axes of uneven cells; boundary: as The Well states it.
     """
 
     path: Path
@@ -41,13 +42,17 @@ class DataFile:
     lengths: tuple[int, ...]
     flipped: tuple[str, ...] = ()
     years: np.ndarray | None = None
+    jumps: np.ndarray = field(default_factory=partial(np.arange, 0))
+    step: float = 0.0
+    uneven: Sequence[str] = ()
+    boundary: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_trajectories(self) -> int:
         return len(self.lengths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectories:
     """A description of the files of one task, which holds no open file: it can be forked, pickled and shared
     between threads.
@@ -67,7 +72,7 @@ class Trajectories:
     space: tuple[int, ...]
     dt: float
     coordinates: dict[str, np.ndarray]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     space_stride: int = 1
     time_stride: int = 1
     first_frame: int = 0
@@ -76,8 +81,9 @@ class Trajectories:
     parameter: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[Path], AbstractContextManager[Store]] = open_store
-    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
-    _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
+    # of this object alone, not of what `replace` makes of it
+    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
+    _first_frames: dict[int, bytes] = field(default_factory=dict, init=False, repr=False)  # digests
 
     @property
     def num_trajectories(self) -> int:
