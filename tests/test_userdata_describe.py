@@ -29,7 +29,7 @@ from user_files import (
 import prepare_data
 from ups.common.text import load_yaml, yaml_text
 from ups.config.load import load_config
-from ups.data.sources import open_sources
+from ups.data.sources import open_source
 from ups.userdata.describe import describe_file
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.grid import on_walls
@@ -50,7 +50,7 @@ def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinat
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
     assert config.task["a"].dt == (DT if coordinates else 1.0)
-    assert [source.num_trajectories for source in open_sources(config, "a")] == [N]
+    assert open_source(config, "a").num_trajectories == N
 
 
 def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
@@ -84,7 +84,7 @@ def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_d
     assert settings["files"].endswith("run*.h5") and "conserved: [vel]" in text
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
-    [source] = open_sources(config, "run")
+    source = open_source(config, "run")
     assert (
         config.spec("run").fields == ("vel",)
         and source.dt == DT

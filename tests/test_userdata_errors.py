@@ -11,7 +11,7 @@ from user_files import DT, N, T, X, Y, overlay, read, section, waves, well_file,
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
-from ups.data.sources import open_sources
+from ups.data.sources import open_source
 from ups.userdata.describe import describe_file
 from ups.userdata.inspect_file import number_in
 
@@ -141,7 +141,7 @@ def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_pat
         attr_nu=0.1,
     )
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        open_sources(load_config(overlay(tmp_path, section(tmp_path, **changes))), "ks")
+        open_source(load_config(overlay(tmp_path, section(tmp_path, **changes))), "ks")
     assert "\n" not in str(error.value)
 
 
