@@ -406,7 +406,7 @@ def test_members_given_observations_meet_them_and_those_of_a_free_forecast_do_no
         ({"values": truth}, r"was given observations values of shape .*; expected \(6, 2, 1, 64\)"),
         (
             {"when": 1},
-            "was given observations frames, .*when; expected a dictionary of values, mask, noise, frames",
+            "was given observations frames, .*when; expected a dictionary of values, noise, mask, frames",
         ),
     ):
         with pytest.raises(ValueError, match=f"{task} {text}"):
@@ -465,7 +465,7 @@ def test_a_prior_given_noise_block_means_or_the_solution_narrows_as_they_say(mod
             r"was given noise of shape \(7,\); expected one that broadcasts to \(2, 1, 32",
         ),
         ({"blocks": 2}, "was given blocks=2 and a coefficient on .*; expected a value for each block"),
-        ({"u": {"values": u}}, "was given u values; expected a dictionary of values, mask, noise"),
+        ({"u": {"values": u}}, "was given u values; expected a dictionary of values, noise, mask"),
         (
             {"u": {"values": u[..., 1:], "noise": 1}},
             r"was given u values of shape .*; expected \(2, 1, 32, 32\)",

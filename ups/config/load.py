@@ -31,17 +31,7 @@ from ups.userdata.section import DEFAULTS, complete
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
 MOST_PROBLEMS = 20  # that a message lists
 # keys of user data that may be written in other ways than they are kept
-OF_MANY_KINDS = (
-    "layout",
-    "boundary",
-    "domain",
-    "resolution",
-    "parameters",
-    "bounded",
-    "missing",
-    "base",
-    "dt",
-)
+OF_MANY_KINDS = {*"layout boundary domain resolution parameters bounded missing base dt".split()}
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:

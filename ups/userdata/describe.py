@@ -281,15 +281,8 @@ def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
     return [Line("forcing", [field_of(array) for array in series], note)]
 
 
-def _differing_in_runs(guess: Guess) -> list[str]:
-    """The places of numbers of a run that differ between groups, or between files in an attribute of an
-    array; of those of one name the first."""
-    store, arrays = guess.store, [*guess.axes]
-    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
-    runs = [numbers_of_run(store, arrays, group) for group in groups]
-    for path in [] if groups else sibling_files(Path(store.path))[:MOST_FILES]:
-        with open_store(path) as other:
-            runs.append(numbers_of_run(other, arrays, ""))
+def _differing(runs: Sequence[dict[str, float]]) -> list[str]:
+    """The places of numbers that differ between runs; of those of one name the first."""
     first, *others = runs or [{}]
     differing = [place for place, value in first.items() if any(run.get(place) != value for run in others)]
     names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
@@ -317,17 +310,14 @@ def _parameter_lists(guess: Guess) -> list[str]:
 
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
-    store, differing = guess.store, set()
-    numbers = numbers_of(store)
-    for path in sibling_files(Path(store.path))[:MOST_FILES]:
+    store, arrays = guess.store, [*guess.axes]
+    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    numbers, files = numbers_of(store), []
+    for path in sorted(sibling_files(Path(store.path))[:MOST_FILES], key=lambda one: one != Path(store.path)):
         with open_store(path) as other:
-            there = numbers_of(other)
-        differing |= {name for name, value in numbers.items() if there.get(name) != value}
-    names = [
-        *[name for name in numbers if name in differing],
-        *_differing_in_runs(guess),
-        *_parameter_lists(guess),
-    ][:MOST_PARAMETERS]
+            files.append(numbers_of(other) | ({} if groups else numbers_of_run(other, arrays, "")))
+    differing = _differing(files) + _differing([numbers_of_run(store, arrays, group) for group in groups])
+    names = [*differing, *_parameter_lists(guess)][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []
     if names:

@@ -83,10 +83,9 @@ def _varying_numbers(files: list[Path]) -> dict[int, list[str]]:
 
 def _are_dates(values: list[str]) -> bool:
     return all(
-        len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
+        value.isdecimal() and len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
         for value in values
-        if "." not in value
-    ) and not any("." in value for value in values)
+    )
 
 
 def _are_counted(values: list[str]) -> bool:

@@ -59,7 +59,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
     """Axis -> size, axes of space in the order in which the arrays name them, of one file; "trajectory" where
     it has that axis or groups. Raises ValueError for an array that is not there or not so.
     """
-    sizes, first = {}, {}
+    sizes, first = {"single": 1}, {"single": "a word for that"}
     for place in places:
         array, groups = place.array, []
         if "*" in array:
@@ -74,10 +74,10 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 "every array of the layout",
                 f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}.",
             )
-        if found.dtype.kind not in "fiub":
+        if found.dtype.kind not in "fiub" or 0 in found.shape:
             raise config_error(
                 f"{key}.layout",
-                f"{array} in {store.path} holds {found.dtype}",
+                f"{array} in {store.path} holds {found.dtype} of shape {found.shape}",
                 "real numbers",
                 f"Write {array}.real and {array}.imag, two fields."
                 if found.dtype.kind == "c"
@@ -95,14 +95,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         store.require_whole(array)
         lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
         for axis, size in lengths:
-            if axis == "single" and size != 1:
-                raise config_error(
-                    f"{key}.layout",
-                    f"the axis called single is {size} long in {array} of {store.path}",
-                    "1",
-                    "Call it channel if each is a field, or by its name.",
-                )
-            if axis not in ("channel", "component", "single") and sizes.setdefault(axis, size) != size:
+            if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
                 raise config_error(
                     f"{key}.layout",
                     f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
@@ -111,14 +104,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                     "into a task of their own.",
                 )
             first.setdefault(axis, array)
-            if size < 1:
-                raise config_error(
-                    f"{key}.layout",
-                    f"{array} in {store.path} has shape {found.shape}",
-                    "at least one number",
-                    "Leave that file out.",
-                )
-    return sizes
+    return {axis: size for axis, size in sizes.items() if axis != "single"}
 
 
 def coordinate(
