@@ -61,6 +61,7 @@ class Scan:
     # per trajectory: range of each channel's mean over time, over its RMS
     mean_changes: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf  # value of each channel
+    sample: np.ndarray | None = None  # some trajectories, if all are finite
 
 
 def examine(
@@ -114,7 +115,7 @@ def examine(
         found += suspects(data, scan.extremes)
         found += [Finding("info", what, "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
-            found += [*check_rounding(data), *check_noise(data)]
+            found += [*check_rounding(data, scan), *check_noise(data, scan)]
         yield path, found
 
 
@@ -201,6 +202,8 @@ def scan_file(data: Trajectories) -> Scan:
                 mean = average(with_gaps.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
                 rms = np.sqrt(average(np.square(with_gaps, dtype=np.float64), 1))
                 scan.mean_changes.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
+    if not scan.not_finite:
+        scan.sample = data.sample(NUM_SAMPLED)
     return scan
 
 
@@ -348,10 +351,10 @@ def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
         )
 
 
-def check_rounding(data: Trajectories) -> Iterator[Finding]:
+def check_rounding(data: Trajectories, scan: Scan) -> Iterator[Finding]:
     """Fields whose variation is largely rounding: of the stored numbers or, for a field without an offset
     (`Task.offsets`), of float32 in training."""
-    task, (_, u) = data.task, data.stratified_rows(NUM_SAMPLED)
+    task, u = data.task, scan.sample
     for channel, name in enumerate(task.channels):
         values, offset = u[:, :, channel].astype(np.float64), task.offsets.get(name, 0.0)
         mean, std = offset + values.mean(), values.std()
@@ -375,14 +378,13 @@ def check_rounding(data: Trajectories) -> Iterator[Finding]:
             )
 
 
-def check_noise(data: Trajectories) -> Iterator[Finding]:
+def check_noise(data: Trajectories, scan: Scan) -> Iterator[Finding]:
     """White noise of measurement in the predicted fields, relative to their standard deviation."""
     found = noise_of(data, np.arange(data.num_trajectories))
     if not found:
         return
-    _, u = data.stratified_rows(NUM_SAMPLED)
     for name, sigma in found.items():
-        fraction = sigma / u[:, :, data.task.channels.index(name)].std(dtype=np.float64)
+        fraction = sigma / scan.sample[:, :, data.task.channels.index(name)].std(dtype=np.float64)
         yield Finding(
             "info" if fraction < QUIET_NOISE else "caution",
             f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.rows import stratified_rows
 from ups.tasks import Place, Task
 from ups.userdata.masks import averaged, find_mask, with_nan
 from ups.userdata.readers import Store, open_store
@@ -81,9 +80,8 @@ class Trajectories:
     parameter: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[Path], AbstractContextManager[Store]] = open_store
-    # of this object alone, not of what `replace` makes of it
-    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
-    _first_frames: dict[int, bytes] = field(default_factory=dict, init=False, repr=False)  # digests
+    # digests, of this object alone, not of what `replace` makes of it
+    _first_frames: dict[int, bytes] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_trajectories(self) -> int:
@@ -200,17 +198,10 @@ class Trajectories:
         file, number, begin = self.rows[row].tolist()
         return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
 
-    def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """`num` rows, evenly over the data, and their trajectories, with the mean of a frame in place of NaN.
-        Small results are kept, because every check of the doctor reads them."""
-        if num in self._spread:
-            rows, u = self._spread[num]
-            return rows.copy(), u.copy()
-        rows, u = stratified_rows(self, num)
-        u = averaged(u, self.task.ndim)
-        if u.nbytes <= READ_BLOCK_BYTES:
-            self._spread[num] = rows.copy(), u.copy()
-        return rows, u
+    def sample(self, num: int) -> np.ndarray:
+        """At most `num` trajectories, evenly over the data, with the mean of a frame in place of NaN."""
+        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
+        return averaged(np.concatenate([self.read(row, row + 1) for row in rows.tolist()]), self.task.ndim)
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """The trajectories (ascending) of "train", "val" and "test"; see `ups.userdata.split.split`."""
