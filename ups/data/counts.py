@@ -156,18 +156,11 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
         if num < least:
             yield Finding(
                 "warning",
-                too_few_gated(what, num, least, config.evaluate.split),
+                f"the report evaluates {what} on {num} {config.evaluate.split} initial conditions and its "
+                f"gates refuse fewer than {least} (evaluate.min_initial_conditions)",
                 advice_for_gates(config, task_name, counts, what),
                 where=key,
             )
-
-
-def too_few_gated(what: str, num: int, least: int, split: str) -> str:
-    """The warning that the gates of the report will fail."""
-    return (
-        f"the report evaluates {what} on {num} {split} initial conditions and its gates refuse fewer than "
-        f"{least} (evaluate.min_initial_conditions)"
-    )
 
 
 def advice_for_gates(config: Config, task_name: str, counts: Counts, what: str) -> str:
@@ -208,6 +201,5 @@ def print_refusals(config: Config, tasks: Sequence[str]) -> int:
     only the gates of the report will fail."""
     found = count_findings(config, tasks)
     for finding in found:
-        advice = f" To do: {finding.do}." if finding.do else ""
-        print(f"  {finding.severity}: {finding.what} [{finding.where}].{advice}")
+        print(f"  {finding.severity}: {finding}")
     return int(any(finding.severity == "error" for finding in found))

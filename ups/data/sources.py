@@ -13,6 +13,9 @@ from ups.data.pdebench import open_data, split_indices
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.trajectories import MOST_VALUES, Trajectories
 
+# keys of the section of a task: what is expected of the files of a user, and what is taken of any file
+EXPECTED = "resolution", "num_frames", "dt", "num_trajectories", "cut", "skip_missing"
+STRIDES = "space_stride", "time_stride", "first_frame"
 SAMPLES, SAMPLE_BYTES = 256, 2**14  # read from a file to tell it from another of its size: 4 MiB, 10 ms
 
 
@@ -32,18 +35,11 @@ def data_files(config: Config, task_name: str) -> list[Path]:
 def open_user(config: Config, task_name: str, strided: bool = True) -> Trajectories:
     """The user files that the section of a task declares; strided: with the strides of the section."""
     settings = config.task[task_name]
-    strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
     return open_user_files(
         config.spec(task_name),
         data_files(config, task_name),
-        resolution=settings.resolution,
-        num_frames=settings.num_frames,
-        dt=settings.dt,
-        num_trajectories=settings.num_trajectories,
         split_by=settings.split,
-        cut=settings.cut,
-        skip_missing=settings.skip_missing,
-        **(strides if strided else {}),
+        **{key: getattr(settings, key) for key in (*EXPECTED, *(STRIDES if strided else ()))},
     )
 
 
@@ -97,16 +93,8 @@ def open_source(config: Config, task_name: str) -> Trajectories:
         return open_user(config, task_name)
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
     space, num = settings.cells(task.ndim), settings.num_trajectories
-    opened = [
-        open_data(
-            path,
-            task_name,
-            space_stride=settings.space_stride,
-            time_stride=settings.time_stride,
-            first_frame=settings.first_frame,
-        )
-        for path in data_files(config, task_name)
-    ]
+    strides = {key: getattr(settings, key) for key in STRIDES}
+    opened = [open_data(path, task_name, **strides) for path in data_files(config, task_name)]
     first, files, rows = opened[0], [], []
     for one, value in zip(opened, settings.parameters or [None], strict=True):
         checks = (

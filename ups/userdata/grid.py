@@ -184,23 +184,6 @@ def is_globe(axis: str, units: str = "") -> bool:
     return axis.lower().startswith(("lat", "lon")) or units.startswith(("degrees_n", "degrees_e"))
 
 
-def on_walls(low: float, high: float, size: int) -> bool:
-    """Whether the points of an axis, at the centres of `size` cells from low to high, seem to lie on its
-    walls: the first and the last point are rounder numbers than low and high."""
-    half = (high - low) / size / 2
-
-    def num_digits(value: float) -> int:
-        """Of a number, or of its multiple of pi."""
-        if abs(value) < TINY * (high - low):
-            return 0
-        texts = [f"{number:.5e}".split("e")[0] for number in (value, value / math.pi)]
-        return min(len(text.strip("-").replace(".", "").rstrip("0")) for text in texts)
-
-    on_points = num_digits(low + half) + num_digits(high - half)
-    has_both = num_digits(high - low - 2 * half) < num_digits(high - low)  # not one end alone
-    return size > 1 and has_both and on_points < num_digits(low) + num_digits(high)
-
-
 def flipped_axes(key: str, flipped: Sequence[str], found: Mapping[str, Coordinate | None]) -> list[str]:
     """The axes whose cells are stored from the last to the first: by their coordinates, and by `flipped`
     where the file holds none. Raises ValueError if `flipped` names no axis."""

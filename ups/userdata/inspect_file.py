@@ -61,10 +61,8 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
     """
     sizes, first = {"single": 1}, {"single": "a word for that"}
     for place in places:
-        array, groups = place.array, []
-        if "*" in array:
-            groups = store.groups(array)
-            array = array.replace("*", groups[0]) if groups else array
+        names = store.runs(place.array)
+        array, num_groups = next(iter(names), place.array), len(names) if "*" in place.array else 0
         found = store.array(array)
         if found is None:
             near = difflib.get_close_matches(array, store.names(), n=1)
@@ -93,7 +91,10 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 f"name such as x.",
             )
         store.require_whole(array)
-        lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
+        lengths = [
+            *zip(place.axes, found.shape, strict=True),
+            *[("trajectory", num_groups)] * bool(num_groups),
+        ]
         for axis, size in lengths:
             if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
                 raise config_error(
@@ -125,7 +126,7 @@ def coordinate(
             if (values := line_in(store, place)) is not None:
                 return place, values
             rows = np.asarray(store.read(place), np.float64) if len(found.shape) == 2 else np.zeros((1, 1))
-            if rises(rows[0]) or rises(rows[0][::-1]):  # else x and y of a data set of maps are its fields
+            if is_monotone(rows[0]):  # else x and y of a data set of maps are its fields
                 return place, common_row(store, place, rows)
     return None
 
@@ -165,6 +166,11 @@ def rises(values: "np.ndarray") -> bool:
     """Whether the numbers of a coordinate rise. (Latitudes from north to south rise from the last to the
     first.)"""
     return len(values) > 1 and bool((values[1:] > values[:-1]).all())
+
+
+def is_monotone(values: "np.ndarray | None") -> bool:
+    """Whether these are numbers that rise or fall."""
+    return values is not None and (rises(values) or rises(values[::-1]))
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
@@ -234,7 +240,7 @@ def numbers_of_run(store: "Store", arrays: Sequence[str], group: str) -> dict[st
     return {
         place: float(value.reshape(-1)[0])
         for place, value in values.items()
-        if value.size == 1 and value.dtype.kind in "fiu"
+        if value.size == 1 and value.dtype.kind in "fiu" and np.isfinite(value)
     }
 
 

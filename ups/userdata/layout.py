@@ -70,21 +70,15 @@ class Layout:
 
 def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
     """The layout of a section, checked against a file. Raises ValueError, which names what to write."""
-    if not isinstance(layout := section["layout"], Mapping):
+    layout = section["layout"]
+    if not isinstance(layout, Mapping) or not layout:
         raise config_error(
             f"{key}.layout",
-            f"it is {layout!r:.80}",
-            "a mapping such as {u: [trajectory, time, x]}",
-            "Write it so.",
-        )
-    places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
-    if not places:
-        raise config_error(
-            f"{key}.layout",
-            "it is empty",
+            f"it is {layout!r:.80}" if layout else "it is empty",
             "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
             f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
         )
+    places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
     sizes = measure(key, store, places)
     axes = Layout(tuple(places), sizes).axes
     if not 1 <= len(axes) <= 3:

@@ -100,15 +100,14 @@ def sampled_frames(
     missing: Sequence[str] = (),
 ) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of `count` trajectories of an array; none if the file has no such array."""
-    groups = store.groups(place.array) if "*" in place.array else [""]
-    for group in _some(len(groups), count):
-        name = place.array.replace("*", groups[group])
+    names = store.runs(place.array)
+    for name in (names[number] for number in _some(len(names), count)):
         stored = store.array(name)
         if stored is None or len(stored.shape) != len(place.axes) or stored.dtype.kind not in "fiub":
             continue
         sizes = dict(zip(place.axes, stored.shape, strict=True))
         frames = range(min(first_frame, sizes.get("time", 1) - 1), sizes.get("time", 1))
-        for number in _some(sizes.get("trajectory", 1), 1 if len(groups) > 1 else count):
+        for number in _some(sizes.get("trajectory", 1), 1 if len(names) > 1 else count):
             for frame in _some(len(frames), 3):
                 at = {
                     "trajectory": slice(number, number + 1),
