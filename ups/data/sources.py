@@ -14,7 +14,7 @@ from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.trajectories import MOST_VALUES, Trajectories
 
 # keys of the section of a task: what is expected of the files of a user, and what is taken of any file
-EXPECTED = "resolution", "num_frames", "dt", "num_trajectories", "cut", "skip_missing"
+EXPECTED = "resolution", "num_frames", "dt", "num_trajectories", "skip_missing"
 STRIDES = "space_stride", "time_stride", "first_frame"
 SAMPLES, SAMPLE_BYTES = 256, 2**14  # read from a file to tell it from another of its size: 4 MiB, 10 ms
 
@@ -39,6 +39,7 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> Trajector
         config.spec(task_name),
         data_files(config, task_name),
         split_by=settings.split,
+        cut=settings.cut,
         **{key: getattr(settings, key) for key in (*EXPECTED, *(STRIDES if strided else ()))},
     )
 
