@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.baselines import Problem, Trained
 from ups.config.schema import Config
-from ups.data.build_cache import build_cache, is_up_to_date, open_sources
+from ups.data.build_cache import build_cache, is_up_to_date, open_source
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
@@ -53,7 +53,7 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
     """Return physical fields (row, time, channel, *space) of a split and a steady task's coefficients, from
     the data files: no model is scored with the error of a codec.
     """
-    truth = Truth(cache, open_sources(config, cache.task.name), split, context=0)
+    truth = Truth(cache, open_source(config, cache.task.name), split, context=0)
     u = truth.frames(truth.rows, 0, truth.num_frames)  # networks of other kinds predict what is given, too
     return u, truth.inputs(truth.rows) if cache.task.is_steady else None
 

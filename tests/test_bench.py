@@ -60,7 +60,7 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
 class FakeCache:
     """What bench/compare.py and bench/ours.py read of ups.data.cache.Cache."""
 
-    made = None  # the last one, whose sources compare.open_sources gives
+    made = None  # the last one, whose source score.open_source gives
     rows_by_parameter = Cache.rows_by_parameter
 
     def __init__(self, dim=0, steady=False):
@@ -82,12 +82,10 @@ class FakeCache:
         )
 
         stored = torch.cat([a, self.u], 2) if steady else self.u  # a row: source x trajectory
-        self.sources = [
-            types.SimpleNamespace(
-                read=lambda first, last, frames=None, skip=skip: stored[skip + first : skip + last].numpy()
-            )
-            for skip in (0, 20)
-        ]
+        self.source = types.SimpleNamespace(
+            read=lambda first, last, frames=None: stored[first:last].numpy(),
+            frames_of=lambda rows: self.num_frames,
+        )
 
     def context(self, config):
         return config.context(self.task.name)
@@ -99,7 +97,7 @@ class FakeCache:
 
 @pytest.fixture(autouse=True)
 def _sources(monkeypatch):
-    monkeypatch.setattr(score, "open_sources", lambda config, task: FakeCache.made.sources)
+    monkeypatch.setattr(score, "open_source", lambda config, task: FakeCache.made.source)
 
 
 # ---- the rivals' networks ----------------------------------------------------------------------------------

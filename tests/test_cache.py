@@ -26,7 +26,7 @@ from ups.config.schema import Config, TaskConfig
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data import tokenizer
-from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
+from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_source
 from ups.data.cache import open_cache, place
 from ups.data.generate import generation_settings, write_data
 from ups.data.latents import Latents
@@ -146,11 +146,11 @@ def test_data_files_are_those_of_the_cache_by_their_values_not_by_their_age(buil
     with pytest.raises(
         FileNotFoundError, match="no data file .*expected .* in PDEBench's layout. Run `make data`"
     ):
-        same_sources(config, cache)
+        same_source(config, cache)
     for old, new in zip(data_files(built, task), data_files(config, task), strict=True):
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(old.read_bytes())
-    same_sources(config, cache)  # a copy, younger than the cache
+    same_source(config, cache)  # a copy, younger than the cache
     with h5py.File(new, "r+") as file:
         name = "nu" if "nu" in file else "tensor"
         file[name][NUM - 1, ..., 3] = np.nextafter(file[name][NUM - 1, ..., 3], np.float32(9))
@@ -158,7 +158,7 @@ def test_data_files_are_those_of_the_cache_by_their_values_not_by_their_age(buil
         ValueError,
         match="the data files of .* hold other values than those that .*h5 was built from; expected",
     ):
-        same_sources(config, cache)
+        same_source(config, cache)
 
 
 def test_steady_cache_holds_input_and_solution_with_a_tokenizer_each(built):

@@ -127,9 +127,9 @@ def test_a_parameter_value_without_training_trajectories_is_named(tmp_path):
 
 
 def count_split(config):
-    from ups.data.sources import open_sources, split_of
+    from ups.data.sources import open_source, split_of
 
-    return split_of(config, "ks", open_sources(config, "ks"))
+    return split_of(config, "ks", open_source(config, "ks"))
 
 
 def test_counts_before_the_cache_are_those_of_the_cache(tmp_path):

@@ -14,7 +14,7 @@ from test_base_selection import base_alone
 from torch import Tensor
 
 from ups.config.load import load_config
-from ups.data.build_cache import open_sources
+from ups.data.build_cache import open_source
 from ups.evaluation import transient
 from ups.evaluation.claims import MARGINS
 from ups.evaluation.ensemble import one_step
@@ -140,12 +140,11 @@ def world(tmp_path_factory):
 def test_exact_samples_start_from_the_last_context_frame_at_the_viscosity_of_its_file(world):
     config, truth, _ = world
     drawn = sample_exactly(truth, 5, truth.rows, 3, 2)
-    sources = open_sources(config, truth.task.name)
+    source = open_source(config, truth.task.name)
     assert drawn.shape == (len(truth.rows), 2, 3, 1, 16)
     for row, futures in zip(truth.rows.tolist(), drawn, strict=True):
         file = int(truth.cache.parameter_index[row])
-        i = int(truth.cache.trajectory[row])
-        u = torch.from_numpy(sources[file].read(i, i + 1)[0, truth.context - 1])[None]
+        u = torch.from_numpy(source.read(row, row + 1)[0, truth.context - 1])[None]
         parameter = config.task[truth.task.name].parameters[file]
         by_hand = SOLVERS[truth.task.name].exact_futures(
             u, 2, seed=5, rows=[row], num_frames=3, parameter=parameter, dt=0.05

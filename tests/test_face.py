@@ -406,7 +406,7 @@ def test_members_given_observations_meet_them_and_those_of_a_free_forecast_do_no
         ({"values": truth}, r"was given observations values of shape .*; expected \(6, 2, 1, 64\)"),
         (
             {"when": 1},
-            "was given observations frames, .*when; expected a dictionary of values, mask, noise, frames",
+            "was given observations frames, .*when; expected a dictionary of values, noise, mask, frames",
         ),
     ):
         with pytest.raises(ValueError, match=f"{task} {text}"):
@@ -465,7 +465,7 @@ def test_a_prior_given_noise_block_means_or_the_solution_narrows_as_they_say(mod
             r"was given noise of shape \(7,\); expected one that broadcasts to \(2, 1, 32",
         ),
         ({"blocks": 2}, "was given blocks=2 and a coefficient on .*; expected a value for each block"),
-        ({"u": {"values": u}}, "was given u values; expected a dictionary of values, mask, noise"),
+        ({"u": {"values": u}}, "was given u values; expected a dictionary of values, noise, mask"),
         (
             {"u": {"values": u[..., 1:], "noise": 1}},
             r"was given u values of shape .*; expected \(2, 1, 32, 32\)",
@@ -1144,7 +1144,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
     samplers = load_samplers(config.run_dir, ["diffusion", "consistency"], torch.device("cpu"))
     ensembles = Ensembles(TransientResiduals(model.operator, truth.cache), truth, samplers, seed=3)
     rows = truth.cache.split["test"]
-    rows = rows[rows < truth.sources[0].num_trajectories][:2]  # those of the first file
+    rows = rows[rows < truth.source.files[0].num_trajectories][:2]  # those of the first file
     report = rollouts(ensembles, way, rows, 3, 4).numpy()
     given = truth.frames(rows, 0, truth.context).numpy()
     members = model.sample(task, given, num_frames=3, members=4, by=by, seed=3, rows=rows.tolist())
@@ -1152,7 +1152,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
     np.testing.assert_allclose(members, report, rtol=0, atol=1e-6)  # bitwise where it was tried
     for row, right in zip(rows.tolist(), members, strict=True):
         out = tmp_path / f"{row}.h5"
-        more = f"--input {truth.sources[0].path} --frames 3 --members 4 --by {by} --seed 3"
+        more = f"--input {truth.source.files[0].path} --frames 3 --members 4 --by {by} --seed 3"
         more += f" --rows {row}:{row + 1} --context {truth.context}"
         assert predict.main(arguments(folder, out, task, more)) == 0
         drawn = predict.open_data(out, task).read(0, 4)

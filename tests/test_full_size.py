@@ -132,7 +132,8 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         import numpy as np
         import torch
         from ups.config.load import load_config
-        from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
+        from ups.data.build_cache import LIBVER, _allocate, build_cache
+        from ups.data.sources import split_rows
         from ups.data.cache import Cache
         from ups.data.seal import write_seal
         from ups.models.head_setup import base_settings, head_facts

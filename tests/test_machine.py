@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ups.commands.machine_check as machine
-from ups.commands.machine_check import ok
+from ups.commands.machine_check import Failed
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.training import environment
@@ -38,7 +38,7 @@ def test_a_sound_machine_gets_one_line_per_check_and_exit_status_0(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("machine: OK") and "2 ranks reduce" in done.stdout
     named = {line[7:20].strip() for line in done.stdout.splitlines()[:-1]}
-    assert {"open files", "variables", "shared memory", "disk data", "gloo", "torch", "gpus"} <= named
+    assert {"open files", "variables", "shared memory", "disk data", "gloo", "gpus"} <= named
     assert not list(tmp_path.iterdir())
 
 
@@ -52,7 +52,7 @@ def test_several_failures_are_all_named_each_with_a_next_step_and_exit_status_1(
     printed = capsys.readouterr().out
     failures = [line for line in printed.splitlines() if line.startswith("failed")]
     assert all(". Next: " in line for line in failures) and f"machine: {len(failures)} of " in printed
-    for text in ("limit 256 per process", "cannot be written", "gloo         2 ranks: "):
+    for text in ("limit 256 per process", "cannot be written", "gloo          2 ranks: "):
         assert any(text in line for line in failures), (text, printed)
     assert "GLOO_SOCKET_IFNAME=nosuch1" in printed
 
@@ -66,14 +66,11 @@ def test_a_check_that_breaks_is_a_failure_and_the_next_ones_run(monkeypatch, cap
     def broken():
         raise OSError("the file server is gone")
 
-    monkeypatch.setattr(
-        machine, "checks", lambda *_: [("first", broken), ("second", lambda: [ok("second", "fine")])]
-    )
+    monkeypatch.setattr(machine, "checks", lambda *_: [("first", broken), ("second", lambda: "fine")])
     assert machine.run_checks(load_config(SMOKE), {}) == 1
     printed = capsys.readouterr().out
     assert (
-        "the check broke (OSError: the file server is gone). Next: fix that first" in printed
-        and "second" in printed
+        "the check broke (OSError: the file server is gone). Next: fix that" in printed and "fine" in printed
     )
     assert "machine: 1 of 2 checks failed" in printed
 
@@ -86,28 +83,22 @@ Usage = collections.namedtuple("Usage", "total used free")
 )
 def test_small_shared_memory_matters_to_several_gpus_only(monkeypatch, num_gpus, megabytes, level):
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(megabytes << 20, 0, megabytes << 20))
-    result = machine.check_shared_memory(num_gpus, folder="/")
-    assert result.level == level and ("--shm-size" in result.fix) == (level == "failed")
-    assert machine.check_shared_memory(8, folder="/nowhere").level == "note"
+    if level == "OK":
+        assert f"{megabytes} MiB free" in machine.shared_memory(num_gpus, folder="/")
+    else:
+        with pytest.raises(Failed, match="--shm-size"):
+            machine.shared_memory(num_gpus, folder="/")
+    assert "there is no" in machine.shared_memory(8, folder="/nowhere")
 
 
-def test_disks_are_judged_by_room_inodes_and_permission(tmp_path, monkeypatch):
-    assert machine.check_disk("run", tmp_path / "a" / "b", 1).level == "OK"
-    result = machine.check_disk("run", tmp_path / "a", 2**60)
-    assert result.level == "failed" and "set run.root to a folder with room" in result.fix
+def test_disks_are_judged_by_room_and_permission(tmp_path, monkeypatch):
+    assert "GiB free" in machine.disk("run", tmp_path / "a" / "b")
     (tmp_path / "file").touch()
-    assert "cannot be written" in machine.check_disk("run", tmp_path / "file" / "x", 1).text
-    full = os.statvfs(tmp_path)
-    Full = collections.namedtuple("Full", "f_bavail f_frsize f_files f_favail")
-    monkeypatch.setattr("os.statvfs", lambda _: Full(full.f_bavail, full.f_frsize, 100, 0))
-    assert "no inodes left" in machine.check_disk("run", tmp_path, 1).text
-
-
-def test_room_is_needed_for_missing_data_and_for_missing_or_stale_caches(tmp_path):
-    config = load_config(SMOKE, [f"cache.root={tmp_path}", f"data.root={tmp_path}"])
-    needed = machine.missing_caches(config)
-    config.cache_path("burgers1d").write_bytes(b"old")
-    assert machine.missing_caches(config) == needed > 0 and machine.missing_data(config) > 0
+    with pytest.raises(Failed, match="cannot be written"):
+        machine.disk("run", tmp_path / "file" / "x")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(1, 1, 0))
+    with pytest.raises(Failed, match="set run.root to a folder with room"):
+        machine.disk("run", tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -123,8 +114,11 @@ def test_two_ranks_that_fail_or_hang_are_told_apart(monkeypatch, script, level, 
     real = subprocess.run
     monkeypatch.setattr(machine, "RANKS_S", 2.0)
     monkeypatch.setattr(subprocess, "run", lambda command, **o: real([sys.executable, "-c", script], **o))
-    result = machine.check_two_ranks("gloo")
-    assert result.level == level and text in result.text and bool(result.fix) == (level == "failed")
+    try:
+        found = ("OK", machine.two_ranks("gloo"))
+    except Failed as error:
+        found = ("failed", *error.args)
+    assert found[0] == level and text in found[1]
 
 
 @pytest.mark.parametrize(
@@ -162,17 +156,19 @@ def test_a_git_of_another_kind_ends_no_run(tmp_path, monkeypatch):
 
 
 def test_gpus_that_torch_does_not_see_or_that_are_too_few_are_failures(monkeypatch):
-    def failures(listed, seen, needed, needs_gpu=True, cuda="13.0"):
+    def failures(listed, seen, needed, cuda="13.0"):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(machine, "listed_gpus", lambda: listed)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-        results = machine.check_gpus(needed, needs_gpu)
-        return " | ".join(f"{one.text}. {one.fix}" for one in results if one.level == "failed")
+        try:
+            return machine.gpus(needed) and ""
+        except Failed as error:
+            return ". ".join(error.args)
 
-    assert failures(2, 2, 2) == "" and failures(0, 0, 2, needs_gpu=False) == ""
-    assert "nvidia-smi lists 2, torch sees none. install torch" in failures(2, 0, 2, cuda=None)
+    assert failures(2, 2, 2) == "" and failures(0, 0, 0) == ""
+    assert "nvidia-smi lists 2, and torch" in failures(2, 0, 2, cuda=None)
     assert "install a driver for CUDA 13.0" in failures(2, 0, 2)
-    assert "the topology needs 8, torch sees 2" in failures(2, 2, 8)
+    assert "the topology needs 8, and torch" in failures(2, 2, 8)
     assert "does not answer" in failures(-1, 0, 1)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_base_selection import base_alone
 
-from ups.data.build_cache import open_sources
+from ups.data.pdebench import open_data
+from ups.data.sources import data_files
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.forecast import assess_forecasts
 from ups.generative.residuals import TransientResiduals
@@ -27,10 +28,12 @@ def world(request, tmp_path_factory):
 
 def test_the_truth_is_the_content_of_the_data_file(world):
     config, truth, _ = world
-    sources = open_sources(config, TASK)
+    paths, settings = data_files(config, TASK), config.task[TASK]
+    strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
     for row, u in zip(truth.rows.tolist(), truth.future(truth.rows), strict=True):
         i = int(truth.cache.trajectory[row])
-        stored = torch.from_numpy(sources[int(truth.cache.parameter_index[row])].read(i, i + 1)[0])
+        stored = open_data(paths[int(truth.cache.parameter_index[row])], TASK, **strides)
+        stored = torch.from_numpy(stored.read(i, i + 1)[0])
         assert torch.equal(u, stored[truth.context :])
     starts = torch.arange(len(truth.rows))
     windows = truth.frames(truth.rows, starts, 2)

@@ -433,13 +433,16 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"forcing": "f"}, "a list of different names"),
+        ({"forcing": "f"}, "forcing is 'f'; expected a list"),
         ({"forcing": ["g"]}, "it names 'g'; expected fields of the layout"),
         ({"forcing": ["u", "f"]}, "so nothing is predicted"),
-        ({"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}}, "f, whose array has no time axis"),
+        (
+            {"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}},
+            "it names 'f'; expected fields of the layout that vary in time: u",
+        ),
         (
             {"layout": {"u": ["trajectory", "x", "y"], "f": ["trajectory", "x", "y"]}},
-            "the task is steady.*inputs: \\[f\\]",
+            "it names 'f'; expected fields of the layout that vary in time: none",
         ),
         (
             {"layout": {"u": AXES[:3], "short": AXES[:3]}, "forcing": ["short"]},

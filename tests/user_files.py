@@ -12,7 +12,7 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.doctor import examine
-from ups.data.sources import open_sources, open_user
+from ups.data.sources import open_source, open_user
 from ups.evaluation.gates import check_usability
 from ups.models.base_selection import evaluate_candidate, fit_base
 from ups.models.head_setup import MAX_TRAJECTORIES, build_operator
@@ -81,7 +81,7 @@ def section(folder, **changes):
 
 def read(folder, settings):
     config = load_config(overlay(folder, settings))
-    [source] = open_sources(config, "ks")
+    source = open_source(config, "ks")
     return config, source, source.read(0, source.num_trajectories)
 
 

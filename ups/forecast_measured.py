@@ -33,10 +33,11 @@ def coefficient(head: TaskHead, a: Tensor, mask: Tensor, noise: Any, blocks: int
             f"{head.name} was given blocks={blocks!r:.80} and a coefficient on {space}; expected a value for "
             f"each block of so many cells per axis of the grid {head.input_codec.space}. Pass these means."
         )
-    noise = like_values(head, "noise", noise, a[:, 0].shape)
+    noise = as_tensor(noise, f"{head.name}'s noise").to(head.scale.device)
+    noise = like_values(head.name, "noise", noise, a[:, 0].shape)
     a, mask = (part.to(noise.device) for part in (a[:, 0], mask.expand_as(a[:, 0])))
     mask = head.input_codec.masked(mask, False)
-    check_values(head, "a coefficient", a[mask], noise[mask], "of at least 0")
+    check_values(head.name, "a coefficient", a[mask], noise[mask], "of at least 0")
     a = head.task.counted(a, head.input_codec.fields)
     parts = [a.double(), mask, noise.double()]
     for axis in range(2, a.ndim):
@@ -64,50 +65,49 @@ def observed(
     """(frames, values, mask, noise) of the observations of `ups.invert` and `ups.assimilate`, the last three
     (frames, C, *space), float64, in physical units: mask is where a value is observed. shape: (C, *space);
     first: the first frame that may be observed, None for a steady task. Raises ValueError."""
-    keys = ["values", "noise", "mask"] + ["frames"] * (first is not None)
-    if not isinstance(given, Mapping) or not {*keys} - {"mask"} <= {*given} <= {*keys}:
-        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{given!r:.80}"
-        raise ValueError(
-            f"{task} was given observations {found:.200}; expected a dictionary of {', '.join(keys)}. Pass "
-            "one; mask may be left out."
-        )
-    parts = {key: as_tensor(given[key], f"{task}'s {key}").double().cpu() for key in keys if key in given}
-    values, noise, frames = parts["values"], parts["noise"], parts.get("frames", torch.zeros(1)).tolist()
+    parts = _parts(task, "observations", given, ["frames"] * (first is not None))
+    values, noise, mask = (parts[key].double().cpu() for key in ("values", "noise", "mask"))
+    frames = parts.get("frames", torch.zeros(1)).tolist()
     values = values if first is not None or values.ndim > len(shape) else values[None]
     wrong = ""
     if not frames or frames != sorted({round(one) for one in frames}) or frames[0] < (first or 0):
         wrong = f"frames {frames!r:.60}; expected ascending whole numbers from {first} on (0 is the start)"
     elif tuple(values.shape) != (len(frames), *shape):
         wrong = f"values of shape {tuple(values.shape)}; expected {(len(frames), *shape)}"
-    else:
-        by_field = noise.ndim == 1 and len(noise) == shape[0]
-        noise = noise.view(-1, *[1] * (len(shape) - 1)) if by_field else noise
-        try:
-            noise, mask = (one.expand(values.shape) for one in (noise, parts.get("mask", torch.ones(()))))
-        except RuntimeError:
-            wrong = (
-                f"a noise or mask that does not broadcast to {tuple(values.shape)}; expected one that does"
-            )
-    if not wrong:
-        mask = values.isfinite() & mask.isfinite() & (mask != 0)
-        if not bool(mask.any()):
-            wrong = "no observed value; expected some that are finite"
-        elif not bool((noise[mask].isfinite() & (noise[mask] > 0)).all()):
-            wrong = "a noise that is not above 0; expected a standard deviation, a number or one by field"
     if wrong:
         raise ValueError(f"{task} was given observations with {wrong}. Pass these.")
+    by_field = noise.ndim == 1 and len(noise) == shape[0]
+    noise = noise.view(-1, *[1] * (len(shape) - 1)) if by_field else noise
+    noise, mask = (
+        like_values(task, what, one, values.shape) for what, one in (("noise", noise), ("mask", mask))
+    )
+    mask = values.isfinite() & mask.isfinite() & (mask != 0)
+    if not bool(mask.any()):
+        raise ValueError(f"{task} was given no observed value; expected some that are finite. Pass these.")
+    check_values(task, "observations", values[mask], noise[mask])
     return [round(one) for one in frames], values, mask, noise
 
 
-def like_values(head: TaskHead, what: str, given: Any, shape: Sequence[int]) -> Tensor:
-    """Numbers that broadcast to values of this shape, by NumPy's rules, so expanded and on the operator's
-    device. Raises ValueError, by name."""
-    found = as_tensor(given, f"{head.name}'s {what}").to(head.scale.device)
+def _parts(name: str, what: str, given: Any, others: Sequence[str]) -> dict[str, Tensor]:
+    """values, noise, mask (1 by default) and `others` of measurements. Raises ValueError, by name."""
+    keys = ("values", "noise", "mask", *others)
+    if not isinstance(given, Mapping) or not {*keys} - {"mask"} <= {*given} <= {*keys}:
+        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{given!r:.80}"
+        raise ValueError(
+            f"{name} was given {what} {found:.200}; expected a dictionary of {', '.join(keys)}. Pass "
+            "one; mask may be left out."
+        )
+    return {key: as_tensor(given.get(key, 1.0), f"{name}'s {what} {key}") for key in keys}
+
+
+def like_values(name: str, what: str, found: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers that broadcast to values of this shape, by NumPy's rules, so expanded. Raises ValueError, by
+    name."""
     try:
         return found.expand(*shape)
     except RuntimeError:
         raise ValueError(
-            f"{head.name} was given {what} of shape {tuple(found.shape)}; expected one that broadcasts to "
+            f"{name} was given {what} of shape {tuple(found.shape)}; expected one that broadcasts to "
             f"{tuple(shape)}. Pass such an array, or a number."
         ) from None
 
@@ -120,34 +120,28 @@ def read_values(
     given: {"values": .., "mask": .., "noise": ..} and `others`. values (*lead, C, *space), without the first
     axis for a batch of 1; mask (default: all) and noise broadcast to them. Raises ValueError, by name.
     """
-    keys, shape = ("values", "mask", "noise", *others), (*lead, head.codec.num_channels, *head.codec.space)
-    if not isinstance(given, Mapping) or not {"values", "noise", *others} <= {*given} <= {*keys}:
-        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else f"{given!r:.80}"
-        raise ValueError(
-            f"{head.name} was given {what} {found:.200}; expected a dictionary of {', '.join(keys)}. Pass "
-            "one; mask may be left out."
-        )
-    values = as_tensor(given["values"], f"{head.name}'s {what} values").to(head.scale.device)
+    name, shape = head.name, (*lead, head.codec.num_channels, *head.codec.space)
+    parts = {key: one.to(head.scale.device) for key, one in _parts(name, what, given, others).items()}
+    values = parts["values"]
     if tuple(values.shape) not in (shape, shape[lead[0] == 1 :]):
         raise ValueError(
-            f"{head.name} was given {what} values of shape {tuple(values.shape)}; expected {shape}, anything "
+            f"{name} was given {what} values of shape {tuple(values.shape)}; expected {shape}, anything "
             "where the mask is 0. Pass such an array."
         )
-    mask = like_values(head, f"{what} mask", given.get("mask", 1.0), shape)
+    mask, noise = (like_values(name, f"{what} {key}", parts[key], shape) for key in ("mask", "noise"))
     mask = head.codec.masked(mask.isfinite() & (mask != 0), False)
-    noise = like_values(head, f"{what} noise", given["noise"], shape)
     values = head.task.counted(values.view(shape), head.codec.fields)
-    check_values(head, what, values[mask], noise[mask])
+    check_values(name, what, values[mask], noise[mask])
     return Measured(values.double(), mask, noise.double())
 
 
-def check_values(head: TaskHead, what: str, values: Tensor, noise: Tensor, least: str = "above 0") -> None:
+def check_values(name: str, what: str, values: Tensor, noise: Tensor, least: str = "above 0") -> None:
     """Raise ValueError unless measured values and their noise are finite, and the noise is at least 0 or
     above it."""
     is_noise = noise.isfinite() & (noise > 0 if least == "above 0" else noise >= 0)
     if not bool(values.isfinite().all()) or not bool(is_noise.all()):
         wrong = "noise" if bool(values.isfinite().all()) else "values"
         raise ValueError(
-            f"{head.name} was given {what} with wrong {wrong} where it is measured; expected finite values "
+            f"{name} was given {what} with wrong {wrong} where it is measured; expected finite values "
             f"and a noise {least}. Correct it, or set the mask to 0 there."
         )

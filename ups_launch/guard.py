@@ -263,15 +263,12 @@ class Guard:
         with self._lock:
             for rank, peer in self._peers.items() if self._directory is not None else ():
                 if peer.lost_at is None:
-                    is_gone = self._is_gone(peer.record)  # before its last heartbeat is read
+                    record = peer.record  # its process is looked for before its last heartbeat is read
+                    is_gone = record["machine"] == self._machine and not process_state(record["pid"])
                     peer.update(try_read_json(self._directory / f"rank{rank}.json"), now)
                     peer.why_lost = self._why_lost(peer.record, is_gone)
                     peer.lost_at = now if peer.why_lost else None
         return {rank: peer for rank, peer in self._peers.items() if peer.lost_at is not None}
-
-    def _is_gone(self, record: dict[str, Any]) -> bool:
-        """Whether the process of this heartbeat ran on this machine and does not any more."""
-        return record["machine"] == self._machine and not process_state(record["pid"])
 
     def _why_lost(self, record: dict[str, Any], is_gone: bool) -> str:
         """How a rank failed alone or died, in words; else ""."""

@@ -1,6 +1,4 @@
-"""Sizes of the splits, and a sample of trajectories that represents all."""
-
-from typing import Any
+"""Sizes of the splits, and windows of runs that follow each other."""
 
 import numpy as np
 
@@ -10,12 +8,6 @@ def split_sizes(num: int, val_fraction: float, test_fraction: float) -> dict[str
     training gets the rest, which may be too few."""
     num_val, num_test = (max(1, int(num * fraction + 1e-9)) for fraction in (val_fraction, test_fraction))
     return {"val": num_val, "test": num_test, "train": num - num_val - num_test}
-
-
-def stratified_rows(source: Any, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most `num` trajectories, equally spaced in `source`: their numbers (n,) and values."""
-    rows = np.unique(np.linspace(0, source.num_trajectories - 1, num).astype(int))
-    return rows, np.concatenate([source.read(row, row + 1) for row in rows.tolist()])
 
 
 def joined(places: np.ndarray, num_frames: int) -> list[np.ndarray]:

@@ -4,19 +4,19 @@ never by weights.
 Its file is located and digested without running it; only `load_step` imports it. Standard library only.
 """
 
-import ast
+import contextlib
 import importlib
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
 from ups.common.files import file_hash, value_hash
 
-IMPORTERS = ("import_module", "__import__")
 KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: folders of installed packages
 
 
@@ -46,64 +46,29 @@ def solver_file(place: str, task: str) -> Path:
 
 
 def solver_digest(place: str, task: str) -> str:
-    """A digest of the module in MODULE:FUNCTION and of every user module that it imports, directly or not.
+    """A digest of the module in MODULE:FUNCTION and of every user module that its source imports, directly or
+    not.
 
     Modules of Python, of installed packages and of this package do not count. Raises ValueError as
     `solver_file`.
     """
     module = place.partition(":")[0]
-    found, waiting = {module: solver_file(place, task)}, [module]
-    while waiting:
-        name = waiting.pop()
-        for other in (one for imported in _imports(name, found[name]) for one in _with_packages(imported)):
-            file = find_module(other) if other not in found else None
-            if file is not None and _is_users(other, file, module):
-                found[other] = file
-                waiting.append(other)
-    return value_hash({name: file_hash(file) for name, file in found.items()})
+    file, package = solver_file(place, task), __name__.partition(".")[0]
+    own = file.parents[module.count(".") + (file.name == "__init__.py")]
+    finder = ModuleFinder([*filter(_is_users, sys.path), str(own)], excludes=[package])
+    with contextlib.suppress(ImportError, SyntaxError, ValueError, RecursionError):  # its import says so
+        finder.import_hook(module)
+    found = {name: Path(one.__file__) for name, one in finder.modules.items() if one.__file__}
+    return value_hash({name: file_hash(path) for name, path in ({module: file} | found).items()})
 
 
-def _with_packages(name: str) -> list[str]:
-    """A module and its parent packages, whose __init__.py run before it."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-
-
-def _is_users(name: str, file: Path, solver: str) -> bool:
-    """Whether a module is part of the user's solver: of its package, or not installed."""
-    top = name.partition(".")[0]
-    if top == __name__.partition(".")[0]:  # a change of this package does not make a training stale
-        return False
+def _is_users(folder: str) -> bool:
+    """Whether a folder on Python's path holds no installed packages."""
+    place = Path(folder or ".").resolve()
     installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
-    return top == solver.partition(".")[0] or not (
-        {"site-packages", "dist-packages"} & {*file.parts}
-        or any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in installed if folder)
+    return not {"site-packages", "dist-packages"} & {*place.parts} and not any(
+        place.is_relative_to(Path(one).resolve()) for one in installed if one
     )
-
-
-def _imports(name: str, file: Path) -> Iterator[str]:
-    """Names that the source of module `name` imports anywhere, and that may be modules; `name` comes
-    first."""
-    yield name
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing it will say so
-        return
-    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            around = package[: len(package) + 1 - node.level] if node.level else []
-            base = ".".join([*around, *([node.module] if node.module else [])])
-            yield from (part for part in (base, *(f"{base}.{alias.name}" for alias in node.names)) if base)
-        elif (
-            isinstance(node, ast.Call)
-            and node.args
-            and isinstance(node.args[0], ast.Constant)
-            and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS
-        ):
-            yield str(node.args[0].value)
 
 
 def load_step(place: str, task: str) -> Callable[..., Any]:

@@ -30,7 +30,8 @@ from ups.userdata.section import DEFAULTS, complete
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
 MOST_PROBLEMS = 20  # that a message lists
-OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")  # keys of user data with one type
+# keys of user data that may be written in other ways than they are kept
+OF_MANY_KINDS = {*"layout boundary domain resolution parameters bounded missing base dt".split()}
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -99,13 +100,11 @@ def _with_defaults(sections: Any) -> Any:
 
 
 def _typed(section: dict[str, Any], where: str) -> dict[str, Any]:
-    """A section of user data with the declared types of the keys that have one type; None means left out."""
+    """A section of user data with the declared types, but of OF_MANY_KINDS; None means left out."""
     section = {key: DEFAULTS[key] if value is None else value for key, value in section.items()}
     kinds = get_type_hints(UserTaskConfig)
     return section | convert_all(
-        (key, value, kinds[key], where + key)
-        for key, value in section.items()
-        if key in OF_ONE_KIND or (kinds[key] in (int, float, bool) and key != "dt")
+        (key, value, kinds[key], where + key) for key, value in section.items() if key not in OF_MANY_KINDS
     )
 
 

@@ -32,11 +32,9 @@ from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.sources import (
     data_files,
     file_identity,
-    open_sources,
+    open_source,
     split_of,
-    split_rows,
     table_of,
-    trajectories_of,
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
@@ -56,7 +54,7 @@ HEADER_BYTES, ROW_BYTES = 2**20, 64  # allowance for everything but the latents,
 COMPLETE = 0, 1.0  # dim and energy of the forcing's tokenizer: it keeps all modes
 LIBVER = ("v110", "v110")  # object headers with checksums, read by HDF5 1.10 and later
 
-Block = tuple[int, np.ndarray, range, np.ndarray]  # file, trajectories, frames, values
+Block = tuple[np.ndarray, range, np.ndarray]  # rows, frames, values
 
 
 def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
@@ -79,7 +77,7 @@ def plan(config: Config, task_name: str, codecs: dict[str, Tokenizer] | None = N
     Without fitted `codecs`, a dim that is selected by energy counts as full rank: bytes is an upper bound.
     """
     task, settings = config.spec(task_name), config.task[task_name]
-    num = settings.num_trajectories or open_sources(config, task_name)[0].num_trajectories
+    num = settings.num_trajectories or open_source(config, task_name).num_trajectories
     rows = num * settings.num_files
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
     space = settings.cells(task.ndim)
@@ -108,9 +106,9 @@ class _Inputs:
     """The data that a cache is built from: files, split and the tokenizers' groups of channels."""
 
     task: Task
-    sources: list[Trajectories]
-    num: int  # trajectories used of each source
-    split: dict[str, np.ndarray]  # within each source
+    source: Trajectories
+    num: int  # rows that are read in blocks: of one parameter value, or all of the user's
+    split: dict[str, np.ndarray]
     groups: dict[str, slice]
 
 
@@ -123,20 +121,13 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     """
     settings = config.task[task_name]
     path, paths = config.cache_path(task_name), data_files(config, task_name)
-    sources, files = open_sources(config, task_name), file_identity(paths)
-    data = _Inputs(
-        config.spec(task_name),
-        sources,
-        trajectories_of(config, task_name, sources),
-        split_of(config, task_name, sources),
-        channel_groups(config.spec(task_name)),
-    )
-    table = table_of(config, task_name, sources)
+    files, data = file_identity(paths), _inputs(config, task_name)
+    table = table_of(config, task_name, data.source)
     most, keys = plan(config, task_name)["bytes"], "cache.root"
     with (
         completing(path, most, keys, is_continued=False) as held_file,
         tqdm(
-            total=2 * data.num * len(sources),
+            total=2 * data.source.num_trajectories,
             unit=" trajectories",
             desc=f"cache {task_name}",
             disable=not progress,
@@ -145,16 +136,16 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
         codecs, extremes = _fit(data, settings, config.cache.chunk, bar)
         needed = plan(config, task_name, codecs)
         with explained(path, needed["bytes"], keys):
-            digest, partial = _start_digest(cache_settings(config, task_name), data.split), partial_path(path)
+            digest, partial = _start_digest(config, data), partial_path(path)
             reserve(held_file, needed["bytes"])
             _allocate(partial, needed["shapes"])
             reserve(held_file, needed["bytes"])  # again: HDF5 gave back what was reserved before
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
-                stream = written(data.task, sources, _read(data, config.cache.chunk, bar))
+                stream = written(data.source, _read(data, config.cache.chunk, bar))
                 arrays, floor = _encode(data, codecs, file, stream, digest)
-                if found := suspects(sources[0], extremes):
+                if found := suspects(data.source, extremes):
                     raise ValueError(
-                        f"{sources[0].path}: {found[0].what}; expected values of the field. "
+                        f"{data.source.path}: {found[0].what}; expected values of the field. "
                         f"To do: {found[0].do}."
                     )
                 if file_identity(paths) != files:
@@ -182,8 +173,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
 def _described(data: _Inputs, codecs: dict[str, Tokenizer], floor: dict) -> dict[str, Any]:
     """The header's part that describes the data."""
-    source = data.sources[0]
-    noise, places = noise_of(source, data.split["train"]), window_places(source)
+    source, train = data.source, data.split["train"]
+    noise, places = noise_of(source, train[train < data.num]), window_places(source)
     return {
         "dt": source.dt,
         "boundary": data.task.boundary,
@@ -197,31 +188,34 @@ def _described(data: _Inputs, codecs: dict[str, Tokenizer], floor: dict) -> dict
 
 def _small_arrays(data: _Inputs, codecs: dict[str, Tokenizer]) -> dict[str, np.ndarray]:
     """The tokenizers and the rows of every split."""
-    num_files = len(data.sources)
     return {
         **{
             f"{name}/tokenizer/{key}": value.numpy()
             for name, codec in codecs.items()
             for key, value in codec.state_dict().items()
         },
-        **{f"split/{name}": split_rows(index, num_files, data.num) for name, index in data.split.items()},
+        **{f"split/{name}": rows for name, rows in data.split.items()},
     }
 
 
-def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
-    """`open_sources` of the data that `cache` was built from. Raises ValueError if the files hold other
-    values.
+def _inputs(config: Config, task_name: str) -> _Inputs:
+    source, task = open_source(config, task_name), config.spec(task_name)
+    num = source.num_trajectories // config.task[task_name].num_files
+    return _Inputs(task, source, num, split_of(config, task_name, source), channel_groups(task))
+
+
+def same_source(config: Config, cache: Cache) -> Trajectories:
+    """`open_source` of the data that `cache` was built from. Raises ValueError if the files hold others.
 
     Files with the recorded identity count as unchanged; every value of other files is read.
     """
     name = cache.task.name
-    paths, sources = data_files(config, name), open_sources(config, name)
+    paths, data = data_files(config, name), _inputs(config, name)
     if file_identity(paths) == cache.header["files"]:
-        return sources
-    num, split = trajectories_of(config, name, sources), split_of(config, name, sources)
-    data = _Inputs(cache.task, sources, num, split, channel_groups(cache.task))
-    digest = _start_digest(cache_settings(config, name), split)
-    with tqdm(total=num * len(sources), unit=" trajectories", desc=f"data {name}", leave=False) as bar:
+        return data.source
+    digest = _start_digest(config, data)
+    total = data.source.num_trajectories
+    with tqdm(total=total, unit=" trajectories", desc=f"data {name}", leave=False) as bar:
         for *_, u in _read(data, config.cache.chunk, bar):
             digest.update(u)
     if digest.hexdigest() != cache.fingerprint:
@@ -230,7 +224,7 @@ def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
             f"{cache.path} was built from; expected the same, or truth and latents would be of "
             f"different trajectories. Put the files back, or run `{make_target('cache')}` and train again."
         )
-    return sources
+    return data.source
 
 
 def channel_groups(task: Task) -> dict[str, slice]:
@@ -243,41 +237,42 @@ def channel_groups(task: Task) -> dict[str, slice]:
     }
 
 
-def _start_digest(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
-    """The fingerprint of a cache before any value is added."""
+def _start_digest(config: Config, data: _Inputs) -> Any:
+    """The fingerprint of a cache before any value is added: format, settings and the split of a file."""
     return hashlib.sha256(
-        json.dumps([FORMAT, settings], sort_keys=True).encode()
-        + b"".join(index.tobytes() for index in split.values())
+        json.dumps([FORMAT, cache_settings(config, data.task.name)], sort_keys=True).encode()
+        + b"".join(rows[rows < data.num].tobytes() for rows in data.split.values())
     )
 
 
 def _read(data: _Inputs, chunk: int, bar: tqdm, selected: np.ndarray | None = None) -> Iterator[Block]:
-    """Blocks of all trajectories, or of those `selected` in every file.
+    """Blocks of all rows, or of those `selected`.
 
     A trajectory of more than SLAB numbers comes alone, as many frames at a time as `PatchMoments` takes.
     Raises ValueError for values that are not finite, or not positive in a positive channel.
     """
-    task, num_frames, space = data.task, data.sources[0].num_frames, data.sources[0].space
+    task, source = data.task, data.source
+    num_frames, space = source.num_frames, source.space
     frame_size = len(task.channels) * math.prod(space)
     chunk = max(1, min(chunk, READ_BYTES // (4 * num_frames * frame_size)))
     at_once = max(1, SLAB // frame_size)
     lowest = np.array([0.0 if name in task.positive else -np.inf for name in task.channels], np.float32)
-    for number, source in enumerate(data.sources):
-        for first in range(0, data.num, chunk):
-            index = np.arange(first, min(first + chunk, data.num))
+    for begin in range(0, source.num_trajectories, data.num):
+        for first in range(begin, begin + data.num, chunk):
+            index = np.arange(first, min(first + chunk, begin + data.num))
             bar.update(len(index))
             keep = np.isin(index, selected) if selected is not None else np.ones(len(index), bool)
             if not keep.any():
                 continue
-            for begin in range(0, num_frames, at_once):
-                frames = range(begin, min(begin + at_once, num_frames))
+            for start in range(0, num_frames, at_once):
+                frames = range(start, min(start + at_once, num_frames))
                 u = source.read(first, first + len(index), frames)
                 is_bad = is_wrong(u, source.mask) | (u <= lowest.reshape(-1, *[1] * task.ndim))
                 if is_bad.any():
                     row, frame, channel = at = tuple(np.argwhere(is_bad)[0])[:3]
                     name, value = task.channels[channel], u[at][is_bad[at]][0]
-                    raise _value_error(task, source, name, float(value), first + row, begin + frame)
-                yield number, index[keep], frames, u if keep.all() else u[keep]
+                    raise _value_error(task, source, name, float(value), first + row, start + frame)
+                yield index[keep], frames, u if keep.all() else u[keep]
 
 
 def _value_error(
@@ -303,7 +298,7 @@ def _value_error(
 
 def _fit(data: _Inputs, settings: Any, chunk: int, bar: tqdm) -> tuple[dict[str, Tokenizer], Extremes]:
     """The first pass: tokenizers of the training split, and its extreme values."""
-    task, source = data.task, data.sources[0]
+    task, source = data.task, data.source
     moments = {}
     for name, channels in data.groups.items():
         mask = None if source.mask is None else source.mask[channels]
@@ -330,7 +325,7 @@ def _encode(
 
     Returns the checksums of the rows, and the floor of the held-out splits.
     """
-    task, num = data.task, data.num
+    task = data.task
     latents = {name: file[f"{name}/latents"] for name in codecs}
     num_rows, num_frames = latents["state"].shape[:2]
     checksums = {f"{name}/checksums": np.zeros(num_rows, np.uint32) for name in codecs}
@@ -341,10 +336,9 @@ def _encode(
     }
     measures: dict[str, CodecErrors] = {}
     frame_hashes = np.zeros((num_rows, num_frames), np.uint64)
-    for number, index, frames, u in stream:
+    for index, frames, u in stream:
         digest.update(u)
-        row = number * num + int(index[0])
-        rows = slice(row, row + len(u))
+        rows = slice(int(index[0]), int(index[0]) + len(u))
         frame_hashes[rows, frames.start : frames.stop] = frame_digests(u, task)
         held_out = torch.from_numpy(~np.isin(index, data.split["train"]))
         for name, codec in codecs.items():
@@ -352,16 +346,15 @@ def _encode(
             stored = codec.encode(codec.normalise(fields))
             latents[name][rows, frames.start : frames.stop] = stored.numpy()
             sums = checksums[f"{name}/checksums"]
-            for at, values in enumerate(stored.numpy(), row):
+            for at, values in enumerate(stored.numpy(), rows.start):
                 sums[at] = zlib.crc32(values, int(sums[at]))
             if held_out.any():
                 measured = measures[name] = CodecErrors(codec) if frames.start == 0 else measures[name]
                 measured.add(fields[held_out], stored[held_out])
                 if frames.stop == num_frames:
                     errors[name][rows][held_out] = measured.result()
-    rows_of = {split: split_rows(index, num_rows // num, num) for split, index in data.split.items()}
     split_of_row = np.empty(num_rows, "<U5")
-    for split, rows in rows_of.items():
+    for split, rows in data.split.items():
         split_of_row[rows] = split
     if shared := shared_frames(frame_hashes, split_of_row):
         raise ValueError(
@@ -369,8 +362,8 @@ def _encode(
             f"errors are too good. To do: {REMEDY}."
         )
     floor = {
-        split: {name: mean_floor(codecs[name].fields, errors[name][rows_of[split]]) for name in codecs}
-        for split in rows_of
+        split: {name: mean_floor(codecs[name].fields, errors[name][rows]) for name in codecs}
+        for split, rows in data.split.items()
         if split != "train"
     }
     return checksums, floor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups.config.schema import Config, TaskConfig
-from ups.data.sources import needs_files, open_sources, split_of, split_rows, table_of, trajectories_of
+from ups.data.sources import needs_files, open_source, split_of, table_of
 from ups.tasks import Finding
 from ups.userdata.trajectories import Trajectories
 
@@ -56,22 +56,16 @@ def count_data(config: Config, task_name: str, opened: Trajectories | None = Non
     settings = config.task[task_name]
     is_strided = (settings.space_stride, settings.time_stride, settings.first_frame) != (1, 1, 0)
     if not needs_files(settings):
-        sources = [None] * settings.num_files
+        num, files = settings.num_trajectories, settings.num_files
+        trajectory, index = np.tile(np.arange(num), files), np.arange(files).repeat(num)
+        frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
+        rows, num_values = split_of(config, task_name), len(settings.parameters)
     else:
-        sources = open_sources(config, task_name) if opened is None or is_strided else [opened]
-    num = trajectories_of(config, task_name, sources)
-    table = table_of(config, task_name, sources)
-    rows = {
-        split: split_rows(index, len(sources), num)
-        for split, index in split_of(config, task_name, sources).items()
-    }
-    frames = (
-        sources[0].num_frames
-        if needs_files(settings)
-        else -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
-    )
-    num_values = len(table.values) if table.values is not None else len(settings.parameters)
-    return count_rows(config, task_name, rows, table.trajectory, table.index, num_values, frames)
+        source = open_source(config, task_name) if opened is None or is_strided else opened
+        table, rows = table_of(config, task_name, source), split_of(config, task_name, source)
+        trajectory, index, frames = table.trajectory, table.index, source.num_frames
+        num_values = len(table.values)
+    return count_rows(config, task_name, rows, trajectory, index, num_values, frames)
 
 
 def count_rows(
@@ -162,18 +156,11 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
         if num < least:
             yield Finding(
                 "warning",
-                too_few_gated(what, num, least, config.evaluate.split),
+                f"the report evaluates {what} on {num} {config.evaluate.split} initial conditions and its "
+                f"gates refuse fewer than {least} (evaluate.min_initial_conditions)",
                 advice_for_gates(config, task_name, counts, what),
                 where=key,
             )
-
-
-def too_few_gated(what: str, num: int, least: int, split: str) -> str:
-    """The warning that the gates of the report will fail."""
-    return (
-        f"the report evaluates {what} on {num} {split} initial conditions and its gates refuse fewer than "
-        f"{least} (evaluate.min_initial_conditions)"
-    )
 
 
 def advice_for_gates(config: Config, task_name: str, counts: Counts, what: str) -> str:
@@ -214,6 +201,5 @@ def print_refusals(config: Config, tasks: Sequence[str]) -> int:
     only the gates of the report will fail."""
     found = count_findings(config, tasks)
     for finding in found:
-        advice = f" To do: {finding.do}." if finding.do else ""
-        print(f"  {finding.severity}: {finding.what} [{finding.where}].{advice}")
+        print(f"  {finding.severity}: {finding}")
     return int(any(finding.severity == "error" for finding in found))

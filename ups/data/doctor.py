@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ups.common.place import make_target
 from ups.config.schema import Config
 from ups.data.counts import count_findings
 from ups.data.download import edition, md5_of
-from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
+from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS, open_data, split_indices
 from ups.data.written import frame_sizes, unwritten
@@ -61,6 +62,7 @@ class Scan:
     # per trajectory: range of each channel's mean over time, over its RMS
     mean_changes: list[np.ndarray] = field(default_factory=list)
     lowest: np.ndarray | float = math.inf  # value of each channel
+    sample: np.ndarray | None = None  # some trajectories, if all are finite
 
 
 def examine(
@@ -81,7 +83,8 @@ def examine(
     further checks of the whole task, given its first file, with which their findings come.
     """
     starts: dict[tuple[str, bytes], Start] = {}
-    frames: dict[str, list[tuple[np.ndarray, list[str]]]] = {}  # per task: digests and splits of each file
+    # per task and number of frames: digests and splits of each file
+    frames: dict[tuple[str, int], list[tuple[np.ndarray, list[str]]]] = {}
     checks = dict(checks or {})
     for task, path in files:
         try:
@@ -108,13 +111,16 @@ def examine(
         first = [starts.setdefault((task, key), (path, i, split[i])) for i, key in enumerate(scan.initial)]
         leaks = [i for i, (_, _, other) in enumerate(first) if other != split[i]]
         found += [*check_facts(data, scan), *check_rows(scan, leaks, first, task, is_declared)]
-        frames.setdefault(task, []).append((np.concatenate(scan.frames), split))
-        if not leaks and (shared := _shared_frames(frames[task])):
+        of_task = frames.setdefault((task, data.num_frames), [])  # trajectories are numbered on
+        of_task.append((np.concatenate(scan.frames), split))
+        digests, splits = zip(*of_task, strict=True)
+        shared = None if leaks else shared_frames(np.concatenate(digests), [*chain(*splits)])
+        if shared:
             found.append(Finding("error", f"{shared}, so test results are too good", REMEDY))
         found += suspects(data, scan.extremes)
         found += [Finding("info", what, "nothing") for what in mask_words(data.mask, data.task.channels)]
         if not scan.not_finite:
-            found += [*check_rounding(data), *check_noise(data)]
+            found += [*check_rounding(data, scan), *check_noise(data, scan)]
         yield path, found
 
 
@@ -142,11 +148,7 @@ def report(path: Path, findings: list[Finding]) -> str:
     findings = sorted(findings, key=lambda finding: list(VERDICTS).index(finding.severity))
     verdict = VERDICTS[findings[0].severity if findings else "info"]
     lines = [f"{path}: {verdict if path.exists() else 'missing'}"]
-    for finding in findings:
-        where = f" [{finding.where}]" if finding.where else ""
-        advice = f" To do: {finding.do}." if finding.do else ""
-        lines.append(f"  {finding.severity:<7} {finding.what}{where}.{advice}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {finding.severity:<7} {finding}" for finding in findings)])
 
 
 def _split_of_rows(data: Trajectories, task: str, is_declared: bool, *fractions: float) -> list[str]:
@@ -158,15 +160,6 @@ def _split_of_rows(data: Trajectories, task: str, is_declared: bool, *fractions:
         for row in rows.tolist():
             split[row] = name
     return split
-
-
-def _shared_frames(files: list[tuple[np.ndarray, list[str]]]) -> Shared | None:
-    """Frames that two splits share, among the files of a task with as many frames as the last one;
-    trajectories are numbered on from file to file."""
-    alike = [(digests, split) for digests, split in files if digests.shape[1] == files[-1][0].shape[1]]
-    return shared_frames(
-        np.concatenate([digests for digests, _ in alike]), [name for _, split in alike for name in split]
-    )
 
 
 def scan_file(data: Trajectories) -> Scan:
@@ -201,6 +194,8 @@ def scan_file(data: Trajectories) -> Scan:
                 mean = average(with_gaps.reshape(len(flat), data.num_frames, -1), -1, dtype=np.float64)
                 rms = np.sqrt(average(np.square(with_gaps, dtype=np.float64), 1))
                 scan.mean_changes.append(np.ptp(mean, axis=1) / np.maximum(rms, np.finfo(np.float32).tiny))
+    if not scan.not_finite:
+        scan.sample = data.sample(NUM_SAMPLED)
     return scan
 
 
@@ -348,10 +343,10 @@ def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
         )
 
 
-def check_rounding(data: Trajectories) -> Iterator[Finding]:
+def check_rounding(data: Trajectories, scan: Scan) -> Iterator[Finding]:
     """Fields whose variation is largely rounding: of the stored numbers or, for a field without an offset
     (`Task.offsets`), of float32 in training."""
-    task, (_, u) = data.task, data.stratified_rows(NUM_SAMPLED)
+    task, u = data.task, scan.sample
     for channel, name in enumerate(task.channels):
         values, offset = u[:, :, channel].astype(np.float64), task.offsets.get(name, 0.0)
         mean, std = offset + values.mean(), values.std()
@@ -375,14 +370,13 @@ def check_rounding(data: Trajectories) -> Iterator[Finding]:
             )
 
 
-def check_noise(data: Trajectories) -> Iterator[Finding]:
+def check_noise(data: Trajectories, scan: Scan) -> Iterator[Finding]:
     """White noise of measurement in the predicted fields, relative to their standard deviation."""
     found = noise_of(data, np.arange(data.num_trajectories))
     if not found:
         return
-    _, u = data.stratified_rows(NUM_SAMPLED)
     for name, sigma in found.items():
-        fraction = sigma / u[:, :, data.task.channels.index(name)].std(dtype=np.float64)
+        fraction = sigma / scan.sample[:, :, data.task.channels.index(name)].std(dtype=np.float64)
         yield Finding(
             "info" if fraction < QUIET_NOISE else "caution",
             f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",

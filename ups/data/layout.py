@@ -6,7 +6,7 @@ v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `00
 of a file decide its layout, never its suffix.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,6 @@ class Layout:
     task: Task
     split = ("test", "val", "train")
 
-    def shape(self, array: Place, num: int, frames: int, resolution: int) -> tuple[int, ...]:
-        """Shape of a stored array."""
-        sizes = {"trajectory": num, "time": frames, "channel": len(array.fields)}
-        return tuple(sizes.get(axis, resolution) for axis in array.axes)
-
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
         grid = {
@@ -47,10 +42,6 @@ class Layout:
             ).astype(np.float32)
         return grid
 
-    def path(self, array: Place, name: str = "") -> str:
-        """The key of an array. name: of the trajectory's group, if trajectories have groups."""
-        return array.array.replace("*", name or "0000")
-
     def names(self, file: h5py.File) -> tuple[str, ...]:
         """Names of the trajectories' groups; () without groups."""
         return tuple(sorted(filter(str.isdigit, file), key=int)) if self.task.is_grouped else ()
@@ -58,7 +49,7 @@ class Layout:
     def dataset(self, file: h5py.File, array: Place, name: str = "") -> h5py.Dataset:
         """The dataset of an array, which may have a leading axis of length 1. Raises ValueError if there is
         no dataset with these axes."""
-        path, axes = self.path(array, name), array.axes
+        path, axes = array.array.replace("*", name or "0000"), array.axes
         found = node(file, path)
         is_there = isinstance(found, h5py.Dataset)
         has_rank = is_there and (found.ndim == len(axes) or found.shape[: found.ndim - len(axes)] == (1,))
@@ -71,20 +62,18 @@ class Layout:
             )
         return found
 
-    def parts(self, u: np.ndarray) -> Iterable[tuple[Place, np.ndarray]]:
-        """Every array of a file, with views of its channels of u (n, time, channel, *space)."""
-        arrays = self.task.arrays
-        ends = np.cumsum([len(array.fields) for array in arrays])
-        return zip(arrays, np.split(u, ends[:-1], axis=2), strict=True)
-
-    def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
+    def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
         """(dataset, its rows, their values) for the trajectories u (n, time, channel, *space), numbered from
         `first` on."""
-        for array, values in self.parts(u):
+        ends = np.cumsum([len(array.fields) for array in self.task.arrays])
+        for array, values in zip(self.task.arrays, np.split(u, ends[:-1], 2), strict=True):
             values = np.moveaxis(values, 2, -1) if "channel" in array.axes else values[:, :, 0]
             values = values[:, 0] if array.is_steady else values
-            for name, at, rows in self.places(first, first + len(u)):
-                yield self.path(array, name), at, values[rows]
+            if self.task.is_grouped:
+                for number, one in enumerate(values, first):
+                    yield array.array.replace("*", f"{number:04d}"), (), one
+            else:
+                yield array.array, slice(first, first + len(u)), values
 
     def most_bytes(self, settings: dict[str, Any], size: int) -> int:
         """Bound of the disk space of a file with `size` bytes of numbers."""
@@ -96,11 +85,6 @@ class Layout:
         """The key of the coordinate of an axis. name: of the trajectory's group."""
         return "t" if axis == "t" and self.task.has_own_times else f"{axis}-coordinate"
 
-    def places(self, first: int, last: int) -> list[tuple[str, tuple, Any]]:
-        """(group, its rows, their place among first..last-1) for every group that holds trajectories of
-        first..last-1."""
-        return [("", (slice(first, last),), slice(None))]
-
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
         """Attributes, coordinates and every array at full size (contiguous, not filled)."""
         task, num, frames = self.task, settings["num_trajectories"], settings["num_frames"]
@@ -110,12 +94,9 @@ class Layout:
             is_per_trajectory = axis == "t" and task.has_own_times
             file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_per_trajectory else values
         for array in task.arrays:
-            file.create_dataset(
-                array.array,
-                self.shape(array, num, frames, settings["resolution"]),
-                np.float32,
-                dcpl=allocated(),
-            )
+            sizes = {"trajectory": num, "time": frames, "channel": len(array.fields)}
+            shape = tuple(sizes.get(axis, settings["resolution"]) for axis in array.axes)
+            file.create_dataset(array.array, shape, np.float32, dcpl=allocated())
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
         """Write u as trajectories first, first + 1, .."""
@@ -130,9 +111,6 @@ class Groups(Layout):
 
     def coordinate(self, axis: str, name: str = "") -> str:
         return f"{name}/grid/{axis}".lstrip("/")
-
-    def places(self, first: int, last: int) -> list[tuple[str, tuple, Any]]:
-        return [(f"{i:04d}", (), i - first) for i in range(first, last)]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
         """Nothing: the file grows by groups."""

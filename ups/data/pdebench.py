@@ -135,22 +135,10 @@ def open_published(path: Path, *, task: Task) -> Iterator[Published]:
         yield Published(file, path, task)
 
 
-def open_data(
-    path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1, first_frame: int = 0
-) -> Trajectories:
-    """A description of the trajectories in `path`; `read` reads them.
-
-    space_stride, time_stride: every n-th cell and frame is kept (PDEBench's reduced_resolution); first_frame:
-    frames before it are dropped. A leading axis of length 1 (issue 56 of PDEBench) is accepted and noted. The
-    time coordinate may have one entry more than there are frames, as PDEBench writes it.
-    Raises FileNotFoundError naming the make target; ValueError for a file that is not HDF5, is unfinished,
-    lacks a key or has the wrong rank, size, kind of number or time coordinate.
-    """
-    path = Path(path)
-    with opened(path, task) as file:
-        return describe(
-            file, path, task, space_stride=space_stride, time_stride=time_stride, first_frame=first_frame
-        )
+def open_data(path: str | Path, task: str, **strides: int) -> Trajectories:
+    """`describe` of the file at `path`. Raises FileNotFoundError naming the make target, and as that."""
+    with opened(path := Path(path), task) as file:
+        return describe(file, path, task, **strides)
 
 
 def describe(
@@ -162,7 +150,13 @@ def describe(
     time_stride: int = 1,
     first_frame: int = 0,
 ) -> Trajectories:
-    """`open_data` of an open file, called `path`."""
+    """A description of the trajectories in an open file, called `path`; `read` reads them.
+
+    space_stride, time_stride: every n-th cell and frame is kept (PDEBench's reduced_resolution); first_frame:
+    frames before it are dropped. A leading axis of length 1 (issue 56 of PDEBench) is accepted and noted. The
+    time coordinate may have one entry more than there are frames, as PDEBench writes it. Raises ValueError
+    for a file that is unfinished, lacks a key or has the wrong rank, size, kind of number or time coordinate.
+    """
     spec = get_task(task)
     layout = layout_of(spec)
     if min(space_stride, time_stride) < 1 or first_frame < 0:

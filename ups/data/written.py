@@ -5,7 +5,7 @@ A field may be zero for good reasons: a fluid at rest, a decayed state, a pulse 
 by frames that are smaller and smaller. Zeros right behind a frame as large as most were never written.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from ups.tasks import Task
 from ups.userdata.masks import settled
 
 USUAL = 0.9  # of the median RMS of frames; a frame before zeros that is smaller belongs to a field that fades
-Block = tuple[int, np.ndarray, range, np.ndarray]  # file, trajectories, frames, values
+Block = tuple[np.ndarray, range, np.ndarray]  # rows, frames, values
 
 
 def frame_sizes(task: Task, u: np.ndarray) -> np.ndarray:
@@ -40,18 +40,19 @@ def unwritten(source: Any, sizes: np.ndarray) -> str:
     return ""
 
 
-def written(task: Task, sources: Sequence[Any], stream: Iterable[Block]) -> Iterator[Block]:
-    """The blocks of `stream`, which are all trajectories of all `sources`, checked. Raises ValueError for
-    numbers that were never written."""
+def written(source: Any, stream: Iterable[Block]) -> Iterator[Block]:
+    """The blocks of `stream`, which are all trajectories of `source`, checked. Raises ValueError for numbers
+    that were never written."""
     sizes: list[np.ndarray] = []  # of a trajectory that comes in several blocks
-    for number, index, frames, u in stream:
+    for index, frames, u in stream:
         for row, values in zip(index.tolist(), u, strict=True):
-            sizes = [*(sizes if frames.start else ()), frame_sizes(task, values)]
-            is_last = frames.stop == sources[number].num_frames
-            if is_last and (problem := unwritten(sources[number], np.concatenate(sizes))):
+            sizes = [*(sizes if frames.start else ()), frame_sizes(source.task, values)]
+            is_last = frames.stop == source.num_frames
+            if is_last and (problem := unwritten(source, np.concatenate(sizes))):
+                path, place = source.place(row, 0)
                 raise ValueError(
-                    f"{sources[number].path}: trajectory {row} holds {problem}; expected a simulated field: "
+                    f"{path}: {place.partition(',')[0]} holds {problem}; expected a simulated field: "
                     "this was never written. Write it again, or leave it out of the file (the last frames or "
-                    f"trajectories: task.{task.name}.num_frames or num_trajectories)."
+                    f"trajectories: task.{source.task.name}.num_frames or num_trajectories)."
                 )
-        yield number, index, frames, u
+        yield index, frames, u

@@ -4,13 +4,12 @@ The operator, its baselines, ensembles and priors have the same truth. Decoded l
 truncated codec loses part of the field, and a model scored against them would be forgiven that part.
 """
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from ups.config.schema import Config
-from ups.data.build_cache import same_sources
+from ups.data.build_cache import same_source
 from ups.data.cache import Cache, open_cache
 from ups.data.generate import solver_of
 from ups.data.tokenizer import Tokenizer
@@ -28,21 +27,18 @@ def affordable(num_draws: int, u_ref: Tensor) -> int:
 class Truth:
     """The trajectories of one split of a task, read on demand.
 
-    cache: of the same data (rows, parameters, input latents). sources: the data files, one per parameter
-    value. context: number of input frames, which are not scored. most: trajectories at most, 0 for all. rows
-    (n,): rows of the cache, the same initial conditions for every parameter value.
+    cache: of the same data (rows, parameters, input latents). source: the data files. context: number of
+    input frames, which are not scored. most: trajectories at most, 0 for all. rows (n,): rows of the cache,
+    the same initial conditions for every parameter value.
     """
 
-    def __init__(
-        self, cache: Cache, sources: Sequence[Trajectories], split: str, context: int, most: int = 0
-    ):
-        self.cache, self.task, self.sources = cache, cache.task, sources
+    def __init__(self, cache: Cache, source: Trajectories, split: str, context: int, most: int = 0):
+        self.cache, self.task, self.source = cache, cache.task, source
         self.split, self.context, self.rows = split, context, cache.split[split]
         if most:
             self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
         # trajectories of user data may be longer in this split than in training
-        is_one = len(sources) == 1 and not self.task.is_steady
-        total = sources[0].frames_of(self.rows.tolist()) if is_one else cache.num_frames
+        total = cache.num_frames if self.task.is_steady else source.frames_of(self.rows.tolist())
         self.num_frames = total - context
         if context and self.num_frames < 1:
             raise ValueError(
@@ -53,21 +49,18 @@ class Truth:
     def _read(self, rows: Tensor, count: int = 0) -> Tensor:
         """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as in training."""
         unique, where = rows.unique(return_inverse=True)
-        num = self.cache.num_rows // len(self.sources)  # rows: source x trajectory
         frames = range(count) if count > self.cache.num_frames else None
         # rows that follow each other in a file are read together: to open the file takes longer than a row
-        is_first = torch.cat([torch.ones(1, dtype=torch.bool), unique.diff() > 1]) | (unique % num == 0)
+        is_first = torch.cat([torch.ones(1, dtype=torch.bool), unique.diff() > 1])
         runs = unique.tensor_split(is_first.nonzero()[1:, 0])
-        found = []
-        for file, row, length in ((*divmod(int(run[0]), num), len(run)) for run in runs):
-            found.append(torch.from_numpy(self.sources[file].read(row, row + length, frames)))
-        return torch.cat(found)[where]
+        found = [self.source.read(int(run[0]), int(run[-1]) + 1, frames) for run in runs]
+        return torch.from_numpy(np.concatenate(found))[where]
 
     def years(self, rows: Tensor, num_frames: int) -> Tensor | None:
         """The dates (n, num_frames) of the first frames, in years; None if the files hold no dates."""
-        if self.sources[0].years is None:
+        if self.source.years is None:
             return None
-        years = self.sources[0].years_of(rows.tolist(), num_frames)
+        years = self.source.years_of(rows.tolist(), num_frames)
         return None if years is None else torch.from_numpy(years)
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -152,5 +145,5 @@ def open_truth(config: Config, name: str) -> Truth:
     """The evaluated trajectories of a task. Raises ValueError if its data files differ from those of the
     cache."""
     cache, settings = open_cache(config, name), config.evaluate
-    sources = same_sources(config, cache)
-    return Truth(cache, sources, settings.split, cache.context(config), settings.max_trajectories)
+    source = same_source(config, cache)
+    return Truth(cache, source, settings.split, cache.context(config), settings.max_trajectories)

@@ -39,6 +39,10 @@ class Finding:
     do: str = ""
     where: str = ""
 
+    def __str__(self) -> str:
+        where, advice = f" [{self.where}]" * bool(self.where), f" To do: {self.do}." * bool(self.do)
+        return f"{self.what}{where}.{advice}"
+
 
 def in_unit(name: str, unit: str | None) -> str:
     """A quantity as figures and tables name it: T (K)."""

@@ -22,7 +22,6 @@ FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
 LOOKED_AT = 8  # values of each channel, the farthest from others
 DISTINCT = 16  # of them that differ, at least: phases and indicators have few values
-SAMPLES = 8  # trajectories
 RESOLVED = 16  # cells of an axis from which a spectrum tells anything
 CUT_OFF = 1e-3  # of the variance: Gray-Scott on 48 x 48 cells, which no model forecasts well, has 4e-3, on
 # twice as fine a grid 1e-5; Burgers' shocks 7e-7 on 256 cells and 3e-3 on 64
@@ -95,7 +94,7 @@ def suspects(data: Any, extremes: Extremes) -> list[Finding]:
 
 def resolved(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the grid resolves what changes: the fraction of waves of two to three cells."""
-    task, u = data.task, data.stratified_rows(SAMPLES)[1].astype(np.float64)
+    task, u = data.task, scan.sample.astype(np.float64)
     u = u[:, :, len(task.inputs) :][:, :, : len(task.moving)]
     u = u - u.mean(0 if task.is_steady else 1, keepdims=True)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True), 3):
@@ -168,16 +167,15 @@ def jumps(u: Any, axis: int) -> float:
     return float(np.abs(u.take(0, axis) - u.take(-1, axis)).mean() / max(inside, np.finfo(np.float64).tiny))
 
 
-def _states(data: Any) -> Any:
+def _states(data: Any, scan: Any) -> Any:
     """Some trajectories (n, time, channel, *space), float64, without forcing, which may be rough."""
     task = data.task
-    u = data.stratified_rows(SAMPLES)[1][:, :, : len(task.channels) - len(task.forcing)]
-    return u.astype(np.float64)
+    return scan.sample[:, :, : len(task.channels) - len(task.forcing)].astype(np.float64)
 
 
 def seams(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the field is continuous where the ends of periodic axes meet."""
-    task, u = data.task, _states(data)
+    task, u = data.task, _states(data, scan)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
         ratio = jumps(u, number - task.ndim)
         if end == PERIODIC and ratio > JUMP:
@@ -200,7 +198,7 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
     task = data.task
     if not task.is_symmetric or task.is_steady:
         return
-    u = _states(data)
+    u = _states(data, scan)
     middle, change = (u[:, 1:] + u[:, :-1]) / 2, np.diff(u, axis=1)
     for number, axis in enumerate(task.axes):
         slope = np.gradient(middle, axis=number + 3)
@@ -256,7 +254,7 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
                 "error", f"{moves}, and is said to be conserved", f"leave {name} out of {key}.conserved"
             )
     for name in task.bounded:
-        u = data.stratified_rows(SAMPLES)[1][:, :, task.channels.index(name)].astype(np.float64)
+        u = scan.sample[:, :, task.channels.index(name)].astype(np.float64)
         u = u.reshape(*u.shape[:2], -1)
         low, high = u[:, 0].min(1), u[:, 0].max(1)
         beyond = np.maximum(u.max((1, 2)) - high, low - u.min((1, 2))).max() / max((high - low).max(), 1e-300)

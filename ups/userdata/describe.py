@@ -5,7 +5,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,17 +34,14 @@ from ups.userdata.describe_files import (
     missing_lines,
     num_whole_windows,
     pattern_of,
-    run_lengths,
-    sibling_files,
 )
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, meant, written
-from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
-from ups.userdata.section import DEFAULTS, complete, facts
+from ups.userdata.section import DEFAULTS, MOST_PARAMETERS, complete, facts
 from ups.userdata.the_well import from_well, is_well
 from ups.userdata.times import TIMES, jumps_in, times_in
 from ups.userdata.trajectories import ENOUGH_RUNS, Trajectories
@@ -59,7 +55,6 @@ SHORTEST, USEFUL, LONGEST = 3, 10, 50
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
-SPARE = ("forcing", "missing", "num_frames", "parameters", "repeated", "skip_missing")  # keys to do without
 MOST_EXAMINED = 20  # files of a section
 SCANNED = 2**24  # numbers, up to which data are read here
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
@@ -75,14 +70,18 @@ def describe_file(path: str) -> str:
         require_few(store, store.names())
         name, head = _name(Path(store.path)), Line("files", *pattern_of(Path(store.path)))
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
-        section, note = sound(name, [head, *section], test_fraction, Path(store.path))
+        try:
+            data = _examine(name, meant([head, *section]), test_fraction or TEST_FRACTION)
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(f"{store.path} cannot be described: {error}") from error
+        note = horizon_words(data)
     data = {"tasks": [name], "source": "user"} | ({"test_fraction": test_fraction} if test_fraction else {})
     return written(
         [
             Line(note="my_data.yaml: what ends with a question mark is a guess; answer it."),
             Line("include", "configs/small.yaml"),
             Line("data", data, f"{LEAST} for the report" if test_fraction else ""),
-            Line("task", (Line(name, tuple(section)),)),
+            Line("task", (Line(name, (head, *section)),)),
             *[Line(note=note)] * bool(note),
         ]
     )
@@ -200,11 +199,11 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
     """(Frames of a window if few long runs are cut into windows, else 0; number of windows or runs)."""
-    path, each, frames = Path(guess.store.path), guess.sizes.get("trajectory", 1), guess.sizes.get("time", 1)
-    runs = max(1, len(guess.store.groups(guess.array))) * each * len(sibling_files(path))
-    if runs >= (MOST_PARTS if are_dated(path) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
+    each, frames = guess.sizes.get("trajectory", 1), guess.sizes.get("time", 1)
+    runs = max(1, len(guess.store.groups(guess.array))) * each * len(guess.files)
+    if runs >= (MOST_PARTS if are_dated(guess.files) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
-    lengths = run_lengths(guess.store, guess.array, guess.words.index("time"))
+    lengths = guess.lengths
     total, has_gaps = each * sum(lengths), frames_with_gaps(guess)
     longest = max(total // WINDOWS, min(USEFUL, total // FEWEST_WINDOWS, min(lengths) // 4))
     for cut in range(max(SHORTEST, min(LONGEST, longest)), SHORTEST - 1, -1):
@@ -220,8 +219,8 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
 
 def _only_maps(guess: Guess, num: int) -> str:
     """The error message for maps without an axis of time."""
-    path, maps = Path(guess.store.path), " and of ".join(guess.axes)
-    if len(files := sibling_files(path)) > 1 and "trajectory" not in guess.words:
+    path, maps, files = guess.store.path, " and of ".join(guess.axes), guess.files
+    if len(files) > 1 and "trajectory" not in guess.words:
         return (
             f"{path} holds one map of {maps}, as do {len(files)} files of such names; expected the frames of "
             f"a run in one file, with an axis of time. Join them ({CONVERT}), and describe that file."
@@ -281,17 +280,10 @@ def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
     return [Line("forcing", [field_of(array) for array in series], note)]
 
 
-def _differing_in_runs(guess: Guess) -> list[str]:
-    """The places of numbers of a run that differ between groups, or between files in an attribute of an
-    array; of those of one name the first."""
-    store, arrays = guess.store, [*guess.axes]
-    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
-    runs = [numbers_of_run(store, arrays, group) for group in groups]
-    for path in [] if groups else sibling_files(Path(store.path))[:MOST_FILES]:
-        with open_store(path) as other:
-            runs.append(numbers_of_run(other, arrays, ""))
-    first, *others = runs or [{}]
-    differing = [place for place, value in first.items() if any(run.get(place) != value for run in others)]
+def _differing(runs: Sequence[dict[str, float]]) -> list[str]:
+    """The places of numbers that every run has and that differ; of those of one name the first."""
+    places = [place for place in (runs or [{}])[0] if all(place in run for run in runs)]
+    differing = [place for place in places if len({run[place] for run in runs}) > 1]
     names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
     return [place for place in differing if place in names.values()]
 
@@ -300,9 +292,7 @@ def _parameter_lists(guess: Guess) -> list[str]:
     """Lists with one number per trajectory that are no coordinates and may be parameters."""
     store, num = guess.store, guess.num_trajectories
     known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
-    for array in guess.axes:
-        groups = store.groups(array) if "*" in array else [""]
-        known |= {array.replace("*", group) for group in groups}
+    known |= {name for array in guess.axes for name in store.runs(array)}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
         is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
@@ -310,24 +300,25 @@ def _parameter_lists(guess: Guess) -> list[str]:
     return [
         name
         for name, values in lists_of(store, guess.axes).items()
-        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
+        if name not in known
+        and not is_place(name)
+        and not is_counter(name)
+        and len(values) == num
+        and np.isfinite(values).all()
         if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
     ]
 
 
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
-    store, differing = guess.store, set()
-    numbers = numbers_of(store)
-    for path in sibling_files(Path(store.path))[:MOST_FILES]:
+    store, arrays = guess.store, [*guess.axes]
+    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    numbers, files = numbers_of(store), []
+    for path in sorted(guess.files[:MOST_FILES], key=lambda one: one != Path(store.path)):
         with open_store(path) as other:
-            there = numbers_of(other)
-        differing |= {name for name, value in numbers.items() if there.get(name) != value}
-    names = [
-        *[name for name in numbers if name in differing],
-        *_differing_in_runs(guess),
-        *_parameter_lists(guess),
-    ][:MOST_PARAMETERS]
+            files.append(numbers_of(other) | ({} if groups else numbers_of_run(other, arrays, "")))
+    differing = _differing(files) + _differing([numbers_of_run(store, arrays, group) for group in groups])
+    names = [*differing, *_parameter_lists(guess)][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []
     if names:
@@ -358,41 +349,6 @@ def _open_questions(fields: list[str], is_forced: bool = False) -> list[Line]:
         note = "which fields vary in time and are known in advance (heating, a control)?"
         questions.insert(2, ("forcing", last, note))
     return [Line(key, value, note, is_offered=True) for key, value, note in questions]
-
-
-def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) -> tuple[list[Line], str]:
-    """(The lines of a section, those that the files refuse as questions; the horizon in words.)
-
-    Raises ValueError if a line is refused that the section cannot do without.
-    """
-    lines = list(lines)
-    while True:
-        try:
-            data = _examine(name, meant(lines), test_fraction or TEST_FRACTION)
-        except (ValueError, FileNotFoundError) as error:
-            refused = re.match(rf"task\.{name}\.(\w+)(?:\.(\w+))?: (.*)", str(error), re.DOTALL)
-            number = next(
-                (
-                    number
-                    for number, line in enumerate(lines)
-                    if refused and line.key == refused[1] in SPARE and not line.is_offered
-                ),
-                None,
-            )
-            if number is None:
-                raise ValueError(f"{path} cannot be described: {error}") from error
-            lines[number : number + 1] = _asked(lines[number], refused[2], refused[3])
-        else:
-            return lines, horizon_words(data)
-
-
-def _asked(line: Line, part: str | None, why: str) -> list[Line]:
-    """The lines in place of one that was refused, or of the entry `part` of its value."""
-    if part and isinstance(line.value, dict) and part in line.value:
-        rest = {key: value for key, value in line.value.items() if key != part}
-        refused = replace(line, value={part: line.value[part]}, note=f"{why} Is it one?", is_offered=True)
-        return [*[replace(line, value=rest)] * bool(rest), refused]
-    return [replace(line, note=f"{why} Is it right?", is_offered=True)]
 
 
 def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajectories:

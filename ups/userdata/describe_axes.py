@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from ups.userdata.inspect_file import (
     coordinate,
     is_even,
     is_even_grid,
+    is_monotone,
     line_in,
-    rises,
 )
 from ups.userdata.layout import SPACE as SPACE_WORDS
 from ups.userdata.layout import WORDS, canonical_word
-from ups.userdata.readers import Store, Stored
+from ups.userdata.readers import Store, Stored, natural, open_store
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -34,6 +35,7 @@ CONVERT = 'docs/own_data.md, "Files to convert first"'
 MOST_FIELDS = 100  # of one file that is described
 MOST_ARRAYS = 1000  # likewise, besides those of the same names in numbered groups
 MOST_CHANNELS = 8  # of an axis without a name
+MOST_FILES = 20  # sibling files whose runs are measured
 SAMPLED = 16  # frames, and cells along an axis, that are compared
 FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their order is random
 FEWEST_CELLS = 8  # of a grid; fewer along the only axis of space are variables
@@ -112,6 +114,24 @@ class Guess:
     def places(self) -> list[Place]:
         return [Place(array, tuple(words), ()) for array, words in self.axes.items()]
 
+    @cached_property
+    def files(self) -> list[Path]:
+        return sibling_files(Path(self.store.path))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """The frames of the runs, in every group of the file and in its sibling files."""
+        array, axis = self.array, self.words.index("time")
+        shapes = [
+            self.store.array(array.replace("*", group)).shape for group in self.store.groups(array) or [""]
+        ]
+        for path in self.files[:MOST_FILES]:
+            if path != Path(self.store.path):
+                with open_store(path) as other:
+                    same = other.array(other.first(array))
+                shapes += [same.shape] if same is not None else []
+        return [shape[axis] for shape in shapes if len(shape) > axis]  # an array may be called "*" itself
+
     @property
     def num_trajectories(self) -> int:
         """Of one file."""
@@ -139,6 +159,13 @@ class Guess:
         return {axis: there for axis, there in found.items() if there and there[0] not in self.axes}
 
 
+def sibling_files(path: Path) -> list[Path]:
+    """The files of a folder whose names differ in numbers alone, with `path` among them, in natural order."""
+    form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
+    found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
+    return sorted(found, key=lambda other: natural(str(other))) or [path]
+
+
 def fields_of(store: Store) -> list[str]:
     """The arrays that may be fields: numbers with the most axes, and those with one axis less. A pattern
     stands for arrays of one name in numbered groups."""
@@ -159,7 +186,7 @@ def fields_of(store: Store) -> list[str]:
         and not is_place(name)
         and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
-        and not is_mesh(store, name)
+        and not is_monotone(line_in(store, name))  # as numpy.meshgrid makes a coordinate
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]
     fitting = {  # whole numbers may be indices
@@ -378,18 +405,12 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
 def require_field(guess: Guess) -> None:
     """Raise ValueError for arrays that are no fields on a grid: variables of an ODE, points of a mesh,
     stations."""
-    whole = re.sub(r"\.(real|imag)$", "", guess.store.first(guess.array))
-    in_space = guess.store.attributes(whole).get("grid_space")  # of Dedalus
-    if in_space is not None and not np.all(in_space):
-        raise ValueError(
-            f"{guess.store.path} holds coefficients of {guess.array}, along {', '.join(guess.space)}; "
-            "expected values at points. In Dedalus: add_task(.., layout='g')."
-        )
     store, array = guess.store, guess.store.first(guess.array)
     for size in () if store.array(array).axes else store.array(array).shape:
-        if size >= FEWEST_CELLS and (name := nodes_of(store, size)):
-            num = sum(store.array(name).shape) - size
-            raise ValueError(_points_words(guess, size, f"{name} holds {num} coordinates of each"))
+        for name in store.names() if size >= FEWEST_CELLS else ():
+            if size in (shape := store.array(name).shape) and are_nodes(name, store.array(name)):
+                why = f"{name} holds {sum(shape) - size} coordinates of each"
+                raise ValueError(_points_words(guess, size, why))
     [axis, *others] = guess.space or [""]
     if others or axis not in guess.words:
         return
@@ -465,12 +486,6 @@ def lists_of(store: Store, fields: Iterable[str] = ()) -> dict[str, np.ndarray]:
     return found
 
 
-def is_mesh(store: Store, name: str) -> bool:
-    """Whether an array holds a coordinate for each cell, as numpy.meshgrid makes it."""
-    values = line_in(store, name)
-    return values is not None and (rises(values) or rises(values[::-1]))
-
-
 def kind_of(name: str, units: str = "") -> str:
     """What a list of this name is the coordinate of: time, an axis of space, "" for any."""
     last = next((part for part in reversed(name.lower().split("/")) if not re.fullmatch(r"[\d.]+", part)), "")
@@ -504,14 +519,14 @@ def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     for kind, names in (("time", TIMES), *((axis, (axis,)) for axis in SPACE)):
         places = {form.format(name) for name in names for form in COORDINATES}
         found = coordinate(store, [], names) if not places & {*fields} else None
-        if found and (rises(found[1]) or rises(found[1][::-1])):
+        if found and is_monotone(found[1]):
             usual.append(Axis(found[0], kind, len(found[1])))
     known = {axis.name for axis in usual}
     others = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
         if name not in known and not is_parameter(name)
-        if len(values) > 2 and (rises(values) or rises(values[::-1]))
+        if len(values) > 2 and is_monotone(values)
     ]
     return [*usual, *sorted(others, key=lambda one: (is_counter(one.name), "time" not in one.name.lower()))]
 
@@ -553,12 +568,6 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
     return words, {kind: best[kind].name for kind in words.values()}, is_sure
 
 
-def nodes_of(store: Store, size: int) -> str:
-    """The name of an array with coordinates of `size` points, "" if there is none."""
-    names = (name for name in store.names() if are_nodes(name, store.array(name)))
-    return next((name for name in names if size in store.array(name).shape), "")
-
-
 def scattered(store: Store, size: int, axis: str) -> str:
     """Why `size` cells along the only axis of space, called `axis`, are points and no grid; "" if they may be
     one."""
@@ -569,7 +578,7 @@ def scattered(store: Store, size: int, axis: str) -> str:
             return f"{name} counts them"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
             values = np.asarray(store.read(name))
-            if not array.axes or not (rises(values) or rises(values[::-1])):
+            if not array.axes or not is_monotone(values):
                 lists.setdefault(kind_of(name)[:3], name)
     for kinds in (SPACE, ("lat", "lon")):
         if len(names := [lists[kind] for kind in kinds if kind in lists]) > 1:

@@ -10,26 +10,17 @@ import numpy as np
 from ups.common.text import load_yaml, yaml_text
 from ups.tasks import Place
 from ups.userdata.data_checks import Extremes
-from ups.userdata.describe_axes import NUMBER, Guess
+from ups.userdata.describe_axes import NUMBER, Guess, sibling_files
 from ups.userdata.describe_lines import Line
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.masks import with_nan
 from ups.userdata.offset import sampled_frames
-from ups.userdata.readers import Store, natural, open_store
 
 DATES = 1700, 2300  # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
 DATE_DIGITS = 4, 6, 8, 10, 12, 14
 SHOWN = 6
-MOST_FILES = 20  # to look at
 LOOKED_AT = 8  # trajectories
 SCANNED = 2**24  # numbers, in which every frame is looked at
-
-
-def sibling_files(path: Path) -> list[Path]:
-    """The files of a folder whose names differ in numbers alone, with `path` among them, in natural order."""
-    form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
-    found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
-    return sorted(found, key=lambda other: natural(str(other))) or [path]
 
 
 def pattern_of(path: Path) -> tuple[str, str]:
@@ -59,19 +50,9 @@ def pattern_of(path: Path) -> tuple[str, str]:
     )
 
 
-def run_lengths(store: Store, array: str, axis: int) -> list[int]:
-    """The length of an axis of an array in every group of the file and in its sibling files."""
-    shapes = [store.array(array.replace("*", group)).shape for group in store.groups(array) or [""]]
-    for path in sibling_files(Path(store.path))[:MOST_FILES]:
-        with open_store(path) as other:
-            same = other.array(other.first(array)) if path != Path(store.path) else None
-            shapes += [same.shape] if same is not None else []
-    return [shape[axis] for shape in shapes if len(shape) > axis]  # an array may be called "*" itself
-
-
-def are_dated(path: Path) -> bool:
+def are_dated(files: list[Path]) -> bool:
     """Whether sibling files differ by dates, so that they are parts of one record."""
-    differ = _varying_numbers(sibling_files(path))
+    differ = _varying_numbers(files)
     return bool(differ) and all(map(_are_dates, differ.values()))
 
 
@@ -83,10 +64,9 @@ def _varying_numbers(files: list[Path]) -> dict[int, list[str]]:
 
 def _are_dates(values: list[str]) -> bool:
     return all(
-        len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
+        value.isdecimal() and len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
         for value in values
-        if "." not in value
-    ) and not any("." in value for value in values)
+    )
 
 
 def _are_counted(values: list[str]) -> bool:
@@ -101,8 +81,7 @@ def length_lines(guess: Guess, cut: int) -> list[Line]:
     """num_frames, for runs of different lengths."""
     if "time" not in guess.words or cut:
         return []
-    found = run_lengths(guess.store, guess.array, guess.words.index("time"))
-    least, most = min(found), max(found)
+    least, most = min(guess.lengths), max(guess.lengths)
     if least == most:
         return []
     cut = max(2, least // 2)

@@ -5,8 +5,8 @@ import numpy as np
 from ups.userdata.data_checks import JUMP, jumps
 from ups.userdata.describe_axes import CONVERT, Guess
 from ups.userdata.describe_lines import Line
-from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
-from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
+from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe
+from ups.userdata.inspect_file import Coordinate, is_even_grid, is_monotone, tidy
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
@@ -52,7 +52,7 @@ def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray,
 
 
 def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate]) -> list[Line]:
-    """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
+    """The line domain for axes without coordinates or with uneven ones."""
     lines, uneven, domain, names = [], [], {}, {}
     for axis in guess.space:
         if axis not in guess.words:
@@ -63,7 +63,7 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
         name, x = found[axis]
         if guess.usual(axis) is None:  # the loader needs its name
             domain[axis] = names[axis] = name
-        if not is_even_grid(x) and (rises(x) or rises(x[::-1])):
+        if not is_even_grid(x) and is_monotone(x):
             if (ratio := evenness(x)) > MOST_UNEVEN:
                 raise ValueError(_uneven_words(guess, axis, name, x, ratio))
             steps = np.abs(np.diff(x))
@@ -74,15 +74,6 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
                 "equal, from end to end of this domain?"
             )
             lines.append(Line(note=note))
-        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
-            half = abs(x[1] - x[0]) / 2
-            low, high = tidy(float(x.min() - half)), tidy(float(x.max() + half))
-            if on_walls(low, high, len(x)):
-                note = (
-                    f"{axis}: the first and last point lie on the walls; the domain reaches half a cell "
-                    f"beyond them, [{low}, {high}]"
-                )
-                lines.append(Line(note=note))
     if not domain:
         return lines
     note = ""
@@ -126,7 +117,7 @@ def numbers_of(store: Store) -> dict[str, float]:
     return {
         key: float(value.reshape(-1)[0])
         for key, value in found.items()
-        if value.dtype.kind in "fiu" and value.size == 1
+        if value.dtype.kind in "fiu" and value.size == 1 and np.isfinite(value)
     }
 
 

@@ -17,6 +17,7 @@ from ups.userdata.inspect_file import (
     coordinate,
     is_even,
     is_even_grid,
+    require_known,
     rises,
     tidy,
 )
@@ -51,18 +52,12 @@ def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
 
 
 def without_repeated(
-    key: str, repeated: Any, sizes: dict[str, int], ends: Mapping[str, str]
+    key: str, repeated: Sequence[str], sizes: dict[str, int], ends: Mapping[str, str]
 ) -> dict[str, int]:
     """The length of every axis without the last cell of the axes in `repeated`, where it is the first again.
     Raises ValueError for an axis that is not periodic."""
     periodic = [axis for axis, end in ends.items() if end == PERIODIC]
-    if not isinstance(repeated, list) or not {*repeated} <= {*periodic}:
-        raise config_error(
-            f"{key}.repeated",
-            f"it is {repeated!r:.80}",
-            "a list of periodic axes" + f", of {', '.join(periodic)}" * bool(periodic),
-            "Name those whose last cell is the first again, or leave it out.",
-        )
+    require_known(f"{key}.repeated", repeated, periodic, "periodic axes")
     return sizes | {axis: sizes[axis] - 1 for axis in repeated}
 
 
@@ -189,34 +184,10 @@ def is_globe(axis: str, units: str = "") -> bool:
     return axis.lower().startswith(("lat", "lon")) or units.startswith(("degrees_n", "degrees_e"))
 
 
-def on_walls(low: float, high: float, size: int) -> bool:
-    """Whether the points of an axis, at the centres of `size` cells from low to high, seem to lie on its
-    walls: the first and the last point are rounder numbers than low and high."""
-    half = (high - low) / size / 2
-
-    def num_digits(value: float) -> int:
-        """Of a number, or of its multiple of pi."""
-        if abs(value) < TINY * (high - low):
-            return 0
-        texts = [f"{number:.5e}".split("e")[0] for number in (value, value / math.pi)]
-        return min(len(text.strip("-").replace(".", "").rstrip("0")) for text in texts)
-
-    on_points = num_digits(low + half) + num_digits(high - half)
-    has_both = num_digits(high - low - 2 * half) < num_digits(high - low)  # not one end alone
-    return size > 1 and has_both and on_points < num_digits(low) + num_digits(high)
-
-
-def flipped_axes(key: str, flipped: Any, found: Mapping[str, Coordinate | None]) -> list[str]:
+def flipped_axes(key: str, flipped: Sequence[str], found: Mapping[str, Coordinate | None]) -> list[str]:
     """The axes whose cells are stored from the last to the first: by their coordinates, and by `flipped`
     where the file holds none. Raises ValueError if `flipped` names no axis."""
-    axes = [*found]
-    if not isinstance(flipped, list) or not {*flipped} <= {*axes}:
-        raise config_error(
-            f"{key}.flipped",
-            f"it is {flipped!r:.80}",
-            f"a list of axes, of {', '.join(axes)}",
-            f"Write flipped: [{axes[0]}] where cells are stored from the last to the first.",
-        )
+    require_known(f"{key}.flipped", flipped, [*found], "axes of space")
     return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in flipped)]
 
 

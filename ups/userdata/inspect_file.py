@@ -31,6 +31,14 @@ def config_error(key: str, what: str, expected: str, fix: str) -> ValueError:
     return ValueError(f"{key}: {what}; expected {expected}. {fix}")
 
 
+def require_known(key: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
+    """Raise ValueError for a name that is none of `known`. what: these, in words."""
+    if unknown := [name for name in names if name not in known]:
+        raise config_error(
+            key, f"it names {unknown[0]!r:.80}", f"{what}: {', '.join(known) or 'none'}", "Correct the name."
+        )
+
+
 def matching_files(key: str, pattern: str) -> list[str]:
     """The files of a pattern in natural order. Raises FileNotFoundError if no file fits."""
     from ups.userdata.readers import natural  # imports h5py
@@ -51,12 +59,10 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
     """Axis -> size, axes of space in the order in which the arrays name them, of one file; "trajectory" where
     it has that axis or groups. Raises ValueError for an array that is not there or not so.
     """
-    sizes, first = {}, {}
+    sizes, first = {"single": 1}, {"single": "a word for that"}
     for place in places:
-        array, groups = place.array, []
-        if "*" in array:
-            groups = store.groups(array)
-            array = array.replace("*", groups[0]) if groups else array
+        names = store.runs(place.array)
+        array, num_groups = next(iter(names), place.array), len(names) if "*" in place.array else 0
         found = store.array(array)
         if found is None:
             near = difflib.get_close_matches(array, store.names(), n=1)
@@ -66,10 +72,10 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 "every array of the layout",
                 f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}.",
             )
-        if found.dtype.kind not in "fiub":
+        if found.dtype.kind not in "fiub" or 0 in found.shape:
             raise config_error(
                 f"{key}.layout",
-                f"{array} in {store.path} holds {found.dtype}",
+                f"{array} in {store.path} holds {found.dtype} of shape {found.shape}",
                 "real numbers",
                 f"Write {array}.real and {array}.imag, two fields."
                 if found.dtype.kind == "c"
@@ -85,16 +91,12 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 f"name such as x.",
             )
         store.require_whole(array)
-        lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
+        lengths = [
+            *zip(place.axes, found.shape, strict=True),
+            *[("trajectory", num_groups)] * bool(num_groups),
+        ]
         for axis, size in lengths:
-            if axis == "single" and size != 1:
-                raise config_error(
-                    f"{key}.layout",
-                    f"the axis called single is {size} long in {array} of {store.path}",
-                    "1",
-                    "Call it channel if each is a field, or by its name.",
-                )
-            if axis not in ("channel", "component", "single") and sizes.setdefault(axis, size) != size:
+            if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
                 raise config_error(
                     f"{key}.layout",
                     f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
@@ -103,14 +105,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                     "into a task of their own.",
                 )
             first.setdefault(axis, array)
-            if size < 1:
-                raise config_error(
-                    f"{key}.layout",
-                    f"{array} in {store.path} has shape {found.shape}",
-                    "at least one number",
-                    "Leave that file out.",
-                )
-    return sizes
+    return {axis: size for axis, size in sizes.items() if axis != "single"}
 
 
 def coordinate(
@@ -131,7 +126,7 @@ def coordinate(
             if (values := line_in(store, place)) is not None:
                 return place, values
             rows = np.asarray(store.read(place), np.float64) if len(found.shape) == 2 else np.zeros((1, 1))
-            if rises(rows[0]) or rises(rows[0][::-1]):  # else x and y of a data set of maps are its fields
+            if is_monotone(rows[0]):  # else x and y of a data set of maps are its fields
                 return place, common_row(store, place, rows)
     return None
 
@@ -171,6 +166,11 @@ def rises(values: "np.ndarray") -> bool:
     """Whether the numbers of a coordinate rise. (Latitudes from north to south rise from the last to the
     first.)"""
     return len(values) > 1 and bool((values[1:] > values[:-1]).all())
+
+
+def is_monotone(values: "np.ndarray | None") -> bool:
+    """Whether these are numbers that rise or fall."""
+    return values is not None and (rises(values) or rises(values[::-1]))
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
@@ -240,7 +240,7 @@ def numbers_of_run(store: "Store", arrays: Sequence[str], group: str) -> dict[st
     return {
         place: float(value.reshape(-1)[0])
         for place, value in values.items()
-        if value.size == 1 and value.dtype.kind in "fiu"
+        if value.size == 1 and value.dtype.kind in "fiu" and np.isfinite(value)
     }
 
 

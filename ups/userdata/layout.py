@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ups.tasks import Place
-from ups.userdata.inspect_file import config_error, coordinate, measure
+from ups.userdata.inspect_file import config_error, coordinate, measure, require_known
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -70,21 +70,15 @@ class Layout:
 
 def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
     """The layout of a section, checked against a file. Raises ValueError, which names what to write."""
-    if not isinstance(layout := section["layout"], Mapping):
+    layout = section["layout"]
+    if not isinstance(layout, Mapping) or not layout:
         raise config_error(
             f"{key}.layout",
-            f"it is {layout!r:.80}",
-            "a mapping such as {u: [trajectory, time, x]}",
-            "Write it so.",
-        )
-    places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
-    if not places:
-        raise config_error(
-            f"{key}.layout",
-            "it is empty",
+            f"it is {layout!r:.80}" if layout else "it is empty",
             "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
             f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
         )
+    places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
     sizes = measure(key, store, places)
     axes = Layout(tuple(places), sizes).axes
     if not 1 <= len(axes) <= 3:
@@ -96,13 +90,7 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
             "component.",
         )
     domain = section["domain"]
-    if isinstance(domain, Mapping) and (unknown := [*domain.keys() - {*axes}]):
-        raise config_error(
-            f"{key}.domain",
-            f"it names an axis {unknown[0]!r:.80}",
-            f"of {', '.join(axes)}",
-            f"Write domain: {{{axes[0]}: [0, 1]}}.",
-        )
+    require_known(f"{key}.domain", domain if isinstance(domain, Mapping) else (), axes, "axes of space")
     for place in places:
         _check_order(key, place, axes, section["vector"], store)
     _check_names(key, domain, places, axes, store)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import config_error
+from ups.userdata.inspect_file import config_error, require_known
 from ups.userdata.layout import Layout
 from ups.userdata.masks import with_nan
 
@@ -30,28 +30,11 @@ def offsets(key: str, section: Mapping[str, Any], paths: Sequence[str], layout: 
     """Field -> offset, of the fields that have one: from the section, else from a sample of the files.
 
     Fields whose logarithm is learnt (positive; the solution of a steady task with a prior) and components of
-    vectors, which a mirror turns round, have none. Raises ValueError for an offset that is no number of a
+    vectors, which a mirror turns round, have none. Raises ValueError for an offset of what is no
     field, and for a positive field whose mean dominates.
     """
     given, fields = section["offset"], layout.fields
-    if not isinstance(given, Mapping) or (
-        strange := [
-            name
-            for name, value in given.items()
-            if name not in fields
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ]
-    ):
-        raise config_error(
-            f"{key}.offset",
-            f"it is {given!r:.80}"
-            if not isinstance(given, Mapping)
-            else f"that of {strange[0]!r:.80} is {given[strange[0]]!r:.80}",
-            f"a number for fields of the layout ({', '.join(fields)})",
-            f"Write offset: {{{fields[0]}: 0}} to count {fields[0]} from zero, or leave it out.",
-        )
+    require_known(f"{key}.offset", given, fields, "fields of the layout")
     found = {
         field: value
         for field, value in dominant(
@@ -117,15 +100,14 @@ def sampled_frames(
     missing: Sequence[str] = (),
 ) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of `count` trajectories of an array; none if the file has no such array."""
-    groups = store.groups(place.array) if "*" in place.array else [""]
-    for group in _some(len(groups), count):
-        name = place.array.replace("*", groups[group])
+    names = store.runs(place.array)
+    for name in (names[number] for number in _some(len(names), count)):
         stored = store.array(name)
         if stored is None or len(stored.shape) != len(place.axes) or stored.dtype.kind not in "fiub":
             continue
         sizes = dict(zip(place.axes, stored.shape, strict=True))
         frames = range(min(first_frame, sizes.get("time", 1) - 1), sizes.get("time", 1))
-        for number in _some(sizes.get("trajectory", 1), 1 if len(groups) > 1 else count):
+        for number in _some(sizes.get("trajectory", 1), 1 if len(names) > 1 else count):
             for frame in _some(len(frames), 3):
                 at = {
                     "trajectory": slice(number, number + 1),

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ups.common.rows import stratified_rows
 from ups.tasks import Place, Task
 from ups.userdata.masks import averaged, find_mask, with_nan
 from ups.userdata.readers import Store, open_store
@@ -32,7 +31,8 @@ class DataFile:
 
     groups: the name of the group of every trajectory, or (); parameters (trajectories, P); flipped: axes
     whose cells are stored from the last to the first; lengths: frames of every trajectory; years: dates of
-    the frames, in years, or None.
+    the frames, in years, or None; jumps: frames of every run after which its times jump; step: between
+    frames, 0 if the file does not tell; uneven: axes of uneven cells; boundary: as The Well states it.
     """
 
     path: Path
@@ -41,13 +41,17 @@ class DataFile:
     lengths: tuple[int, ...]
     flipped: tuple[str, ...] = ()
     years: np.ndarray | None = None
+    jumps: np.ndarray = field(default_factory=partial(np.arange, 0))
+    step: float = 0.0
+    uneven: Sequence[str] = ()
+    boundary: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_trajectories(self) -> int:
         return len(self.lengths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectories:
     """A description of the files of one task, which holds no open file: it can be forked, pickled and shared
     between threads.
@@ -67,7 +71,7 @@ class Trajectories:
     space: tuple[int, ...]
     dt: float
     coordinates: dict[str, np.ndarray]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     space_stride: int = 1
     time_stride: int = 1
     first_frame: int = 0
@@ -76,8 +80,8 @@ class Trajectories:
     parameter: float | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[Path], AbstractContextManager[Store]] = open_store
-    _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
-    _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
+    # digests, of this object alone, not of what `replace` makes of it
+    _first_frames: dict[int, bytes] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_trajectories(self) -> int:
@@ -194,17 +198,10 @@ class Trajectories:
         file, number, begin = self.rows[row].tolist()
         return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
 
-    def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """`num` rows, evenly over the data, and their trajectories, with the mean of a frame in place of NaN.
-        Small results are kept, because every check of the doctor reads them."""
-        if num in self._spread:
-            rows, u = self._spread[num]
-            return rows.copy(), u.copy()
-        rows, u = stratified_rows(self, num)
-        u = averaged(u, self.task.ndim)
-        if u.nbytes <= READ_BLOCK_BYTES:
-            self._spread[num] = rows.copy(), u.copy()
-        return rows, u
+    def sample(self, num: int) -> np.ndarray:
+        """At most `num` trajectories, evenly over the data, with the mean of a frame in place of NaN."""
+        rows = np.unique(np.linspace(0, self.num_trajectories - 1, num).astype(int))
+        return averaged(np.concatenate([self.read(row, row + 1) for row in rows.tolist()]), self.task.ndim)
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
         """The trajectories (ascending) of "train", "val" and "test"; see `ups.userdata.split.split`."""

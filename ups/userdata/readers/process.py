@@ -200,7 +200,8 @@ class Foreign(Store):
         return self._once("group_names", group)
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
-        if _is_small(self.array(name)):  # --describe reads many parts of these
+        found = self.array(name)
+        if found is not None and math.prod(found.shape) <= SMALL:  # --describe reads many parts of these
             return self.small(name)[index].copy()
         return self._call("read", name, index)
 
@@ -212,10 +213,6 @@ class Foreign(Store):
 
     def require_whole(self, name: str) -> None:
         self._call("require_whole", name)
-
-
-def _is_small(found: Stored | None) -> bool:
-    return found is not None and math.prod(found.shape) <= SMALL
 
 
 def serve(opened: Callable[..., Store]) -> None:

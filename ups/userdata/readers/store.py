@@ -223,6 +223,12 @@ class Store:
         fitting = fnmatch.filter(self.names(), pattern)
         return sorted({name[len(head) : len(name) - len(tail)] for name in fitting}, key=natural)
 
+    def runs(self, pattern: str) -> list[str]:
+        """The arrays that `pattern` stands for, one of every group; itself without *."""
+        return (
+            [pattern.replace("*", group) for group in self.groups(pattern)] if "*" in pattern else [pattern]
+        )
+
     def first(self, pattern: str) -> str:
         """`pattern` with the name of the first group in place of *."""
         return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
