@@ -27,6 +27,7 @@ import pytest
 import torch
 import yaml
 from call_path import CallPath, path_of
+from cases import cases
 from commands import python
 from finished import write_stage
 from packaging.requirements import Requirement
@@ -623,20 +624,7 @@ def test_dates_of_other_calendars_go_on_by_their_own_step(model):
     assert [type(date) for date in found] == [NoLeap, NoLeap] and [date.days for date in found] == [61, 62]
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        (">f4", "float32"),
-        (">f8", "float64"),
-        ("longdouble", "float64"),
-        ("float16", "float32"),
-        ("float64", "float64"),
-        (">i4", "float64"),
-        ("int8", "float32"),
-        ("bool", "float32"),
-        ("uint16", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "answer"), cases("face.numbers"))
 def test_numbers_of_every_kind_are_converted_and_the_answer_is_floating(model, kind, answer):
     u0 = np.round(field(model, "burgers1d")).astype(kind)
     found = model.forecast("burgers1d", u0, num_frames=2)
@@ -1159,26 +1147,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
         np.testing.assert_array_equal(drawn[:, -3:], right)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
-        (["--frames", "-2"], "--frames is -2 and --members 0; expected at least 1 frame"),
-        (
-            ["--frames", "2000000000"],
-            r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
-        ),
-        (["--rows", "all"], "--rows is 'all'; expected"),
-        (["--context", "99"], "--context is 99; expected at least 1, the history of burgers1d, and at"),
-        (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
-        (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
-        (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
-        (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
-        (["--task", "burger1d"], "does not know 'burger1d'"),
-        (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
-        (["--members", "2"], "has no samples of burgers1d"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), cases("face.predict"))
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):
     given = arguments(folder, tmp_path / "out.h5")
     with pytest.raises(ValueError, match=text), warnings.catch_warnings():

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from cases import cases
 from finished import write_stage
 from safetensors.torch import load_file
 from test_base_selection import TINY, make_caches
@@ -865,23 +866,7 @@ def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, referen
     assert before == {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("task.advection1d.history=16", "task.advection1d leaves 16 frames to train on"),
-        (
-            "task.advection1d.history=11",
-            "evaluate.context_frames is 10; expected at least task.advection1d.history 11 and fewer",
-        ),
-        (
-            "evaluate.context_frames=14",
-            "evaluate.context_frames is 14; expected at least task.diff_react2d.history 2 and fewer "
-            "than the 14 frames of diff_react2d",
-        ),
-        ("cache.root=nowhere", "no cache of advection1d"),
-        ("cache.root=nowhere", "`make cache`"),
-    ],
-)
+@pytest.mark.parametrize(("override", "text"), cases("operator.refused"))
 def test_too_few_frames_or_no_cache_is_refused_before_anything_is_made(
     caches, tmp_path, run_here, override, text
 ):

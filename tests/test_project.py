@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 from commands import make, python
 from packages import PACKAGES, product, top_imports, tree
 
@@ -191,26 +192,7 @@ def test_every_stage_has_a_section_a_script_and_a_target_after_its_parents():
 
 
 @needs_make
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            "train CONFIG=typo",
-            "no configuration file 'typo'; expected one of: configs/default.yaml .*Name it: make train "
-            "CONFIG=",
-        ),
-        ("train CONFIG=", "no configuration file ''; expected one of: configs/default.yaml "),
-        ("train RUN=smoek", "no configuration file 'configs/smoek.yaml'; expected one of: "),
-        ("train CONF=configs/smoke.yaml", "unknown variable CONF; expected some of: CONFIG ARGS RUN "),
-        ("help run=1", "unknown variable run; expected some of: CONFIG ARGS RUN "),
-        ("operator TOPOLOGY=3gpu", "no accelerate_configs/3gpu.yaml; expected TOPOLOGY to be one of: .*cpu2"),
-        (
-            "data RUN= CONFIG=configs/smoke.yaml",
-            "RUN is ''; expected one word without / that does not begin with a dot",
-        ),
-        ("data RUN=/etc CONFIG=configs/smoke.yaml", "RUN is '/etc'; expected one word"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "text"), cases("project.make"))
 def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_runs(arguments, text):
     result = make(*arguments.split())
     assert result.returncode != 0 and result.stdout == ""

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import loop_stage
 import pytest
 import torch
+from cases import cases
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -1037,21 +1038,7 @@ def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_proc
     assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("stage", "text"),
-    [
-        (
-            "diffusion",
-            f"ValueError: the residuals of {HIDDEN} that start at frame 0 are not finite; expected finite "
-            f"ones. Look at",
-        ),
-        (
-            "steady",
-            "rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
-            f"{STEADY}'s residuals is not finite at step 0 of their scale; expected finite residuals",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("stage", "text"), cases("stages.nan"))
 def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chain, tmp_path, stage, text):
     codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2, nan_from=0)
     assert codes == [1, 1]
@@ -1063,35 +1050,7 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
     assert not list((tmp_path / "smoke" / stage).glob("scales/*.json"))
 
 
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
-        ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
-        ("evaluate.num_bootstrap=1", "evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval"),
-        ("operator.optim.muon_lr=1e300", r"muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"),
-        ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
-        (
-            "consistency.pool_batches=6",
-            "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time",
-        ),
-        ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
-        (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a fraction in \[0, 1\)"),
-        ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
-        ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
-        ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
-        ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
-        (
-            f"task.{STEADY}.space_stride=2",
-            rf"task.{STEADY}.space_stride is 2; expected 1 \(the exact posterior is that of the grid",
-        ),
-        (
-            f"data.tasks=[burgers1d,{HIDDEN}]",
-            f"task.{HIDDEN}.resolution is 32 and task.burgers1d.resolution is 64; expected the same "
-            r"\(both read the same files\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "text"), cases("stages.settings"))
 def test_impossible_settings_are_refused(override, text):
     with pytest.raises(ValueError, match=text):
         load_config(SMOKE, [*SETTINGS, override])
