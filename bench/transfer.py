@@ -32,7 +32,7 @@ import yaml
 from torch import Tensor
 
 from bench.command import parse, parser_of
-from bench.eleven import RESULTS, has, keep, processor, read
+from bench.eleven import RESULTS, described, has, processor, put, read
 from bench.numerics import NUMERICS, frames, means
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
@@ -42,7 +42,6 @@ from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.models.warm import copy_weights
-from ups.training.environment import describe_environment
 from ups_discovery.boundary import NO_FLUX, PERIODIC
 from ups_discovery.equation import Equation
 from ups_solvers import SOLVERS
@@ -186,10 +185,7 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
         alone = argparse.Namespace(predict=trained.predict_base)
         row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
         row[name]["base"] = summary(rollout(alone, split, BATCH)[0], split, False, 1)["error"]
-    record = read(family, KEPT)  # another process may have written meanwhile
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"].append({"key": key, "row": row, "environment": described})
-    keep(record, KEPT)
+    put(family, KEPT, {"key": key, "row": row, "environment": described(args.command)})
     print(family, json.dumps(key | row), flush=True)
 
 
