@@ -419,11 +419,6 @@ def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
 # ----------------------------------------------------------------------------------------------------- damage
 
 
-def test_missing_cache_names_make_cache(built, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no cache of burgers1d .*`make cache`"):
-        open_cache(replace(built, cache=replace(built.cache, root=str(tmp_path))), "burgers1d")
-
-
 @pytest.mark.parametrize(("override", "found"), cases("cache.stale"))
 def test_stale_cache_is_refused_with_the_change_and_the_command(built, override, found):
     config = settings(Path(built.cache.root).parent, override)

@@ -13,7 +13,7 @@ from ups.commands.stage_setup import cache_counts, require_counts
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.data.counts import check_counts, count_data, most_calls, num_kept
+from ups.data.counts import check_counts, count_data, most_calls
 from ups.models.windows import Windows
 
 CELLS = 16
@@ -173,12 +173,3 @@ def test_windows_hold_as_many_calls_as_the_frames_allow(tmp_path, frames, histor
     windows = Windows({"ks": cache}, config.task, {"ks": history}, config.operator, 0)
     assert windows.calls == {"ks": calls} and most_calls(config.task["ks"], frames) >= calls
     assert windows.schedule.windows["ks"] == (10, frames - history - calls + 1)
-
-
-def test_the_reserve_is_rounded_as_the_cache_rounds_it():
-    assert [num_kept(num, share) for num, share in ((10, 0.0), (10, 0.25), (10, 0.97), (1, 0.5))] == [
-        10,
-        8,
-        0,
-        1,
-    ]

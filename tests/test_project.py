@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cases import cases
+from cases import cases, configured
 from commands import make, python
 from packages import PACKAGES, product, top_imports, tree
 
@@ -242,24 +242,7 @@ def test_a_run_named_after_a_configuration_uses_it(tmp_path):
 @pytest.fixture
 def tiny(tmp_path):
     """A configuration of two tasks, one in time and one steady, that writes under `tmp_path` only."""
-    path = tmp_path / "tiny.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "include": str(ROOT / "configs" / "smoke.yaml"),
-                "run": {"name": "tiny", "root": str(tmp_path / "runs")},
-                "data": {"tasks": ["burgers1d", "darcy2d"], "root": str(tmp_path / "data")},
-                "cache": {"root": str(tmp_path / "cache")},
-                "task": {name: {"reserve": 0.5} for name in ("burgers1d", "darcy2d")},
-                "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
-                # that it runs, not how good it is
-                "diffusion": {"min_residual_ratio": 0.001, "max_whitened_std": 1000.0},
-                "evaluate": {"max_ratio_to_persistence": 1000.0},
-            }
-        ),
-        encoding="utf-8",
-    )
-    return path
+    return configured(tmp_path, "project.tiny")
 
 
 @pytest.fixture

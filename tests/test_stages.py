@@ -62,11 +62,10 @@ from ups.generative.sampling import (
     predict_with_noise,
     sample_rollout,
     sample_solutions,
-    sample_states,
 )
 from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import member_noise, name_starts, rollout
+from ups.models.rollout import member_noise, rollout
 from ups.models.warm import is_trunk
 from ups.select import Decision
 from ups.training.artifact import finished_stage
@@ -602,27 +601,6 @@ def test_training_states_have_errors_as_in_a_rollout(hidden):
     assert off[2][is_off, 1].max() <= math.log1p(LARGEST / SMALLEST)
 
 
-@pytest.mark.parametrize("name", [HIDDEN, STEADY])
-def test_reserved_trajectories_are_the_same_for_every_parameter_value_and_in_no_other_split(config, name):
-    cache = open_cache(config, name)
-    assert cache.split["reserved"].numel() and cache.split["train"].numel()
-    trajectories = {key: set(cache.trajectory[rows].tolist()) for key, rows in cache.split.items()}
-    for key, rows in cache.split.items():
-        by_value = [
-            set(cache.trajectory[rows[cache.parameter_index[rows] == value]].tolist())
-            for value in cache.parameter_index.unique()
-        ]
-        assert all(found == trajectories[key] for found in by_value)
-        assert all(not trajectories[key] & trajectories[other] for other in cache.split if other != key)
-    assert sum(len(rows) for rows in cache.split.values()) == cache.num_rows
-    every = Cache(cache.path, replace(cache.settings, reserve=0.0))
-    assert every.split["reserved"].numel() == 0
-    assert sorted(every.split["train"].tolist()) == sorted(
-        torch.cat([cache.split["train"], cache.split["reserved"]]).tolist()
-    )
-    assert all(torch.equal(every.split[key], cache.split[key]) for key in ("val", "test"))
-
-
 @torch.no_grad()
 def test_a_hidden_parameter_is_in_no_input(hidden, config):
     cache = hidden.cache
@@ -1057,25 +1035,6 @@ def test_impossible_settings_are_refused(override, text):
 
 
 # ---- draws of loaded stages, without a cache
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "scoring"])
-def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidden, chain, way):
-    """Both name their noise by row and start."""
-    rows = torch.arange(2)
-    operator = load_operator(chain / "smoke" / "operator")
-    sampler = load_sampler(chain / "smoke", way, "cpu", operator)
-    z, parameters = hidden.cache.batch(rows, 0, 1), hidden.cache.parameters[rows]
-    names = name_starts(rows, ensembles.truth.frames(rows, ensembles.truth.context - 1, 1)[:, 0])
-    starts = Starts(z, parameters, names)
-    members = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed)
-    assert members.shape[:3] == (2, 4, 3)
-    expected = rollouts(ensembles, way, rows, 3, 4)
-    torch.testing.assert_close(hidden.head.physical(members), expected, rtol=1e-4, atol=1e-5)
-    starts = Starts(z[:1], parameters[:1], names[:1])
-    again = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed + 1)
-    assert (again - members[:1]).abs().amax((2, 3, 4)).min() > 1e-4
 
 
 @torch.no_grad()

@@ -39,23 +39,10 @@ def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_pat
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            {"u": waves((N, T, 8))},
-            r"b.h5 holds a grid of \(8,\) cells, and .*a.h5 one of \(16,\); expected one grid.*two tasks",
-        ),
-        (
-            {"u": waves((N, 4, X))},
-            r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use that many",
-        ),
-        ({"v": waves()}, "b.h5 holds no array 'u'"),
-    ],
-)
-def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
+@pytest.mark.parametrize(("name", "shape", "message"), cases("userdata_errors.others"))
+def test_files_that_do_not_fit_each_other_are_named(tmp_path, name, shape, message):
     write(tmp_path / "a.h5", u=waves())
-    write(tmp_path / "b.h5", **other)
+    write(tmp_path / "b.h5", **{name: waves(shape)})
     with pytest.raises(ValueError, match=message):
         read(tmp_path, section(tmp_path))
 
@@ -215,35 +202,9 @@ def test_unused_frames_of_longer_files_are_noted(tmp_path):
     assert source.notes == ("2 files", "the first 5 frames, of up to 10")
 
 
-@pytest.mark.parametrize(
-    ("u", "axes", "message"),
-    [
-        (
-            waves(),
-            ["Trajectory", "time", "x"],
-            "names an axis 'Trajectory'; expected one of .* Write trajectory.",
-        ),
-        (waves(), ["ensemble", "time", "x"], "names an axis 'ensemble'; .* Write trajectory."),
-        (waves(), ["case", "time", "x"], "Write trajectory."),
-        (
-            np.stack([waves((N, T, X, Y))] * 2, -1),
-            ["trajectory", "time", "x", "y", "components"],
-            "Write component.",
-        ),
-        (
-            waves(),
-            ["bananas", "time", "x"],
-            "names an axis 'bananas' beside x; expected trajectory, time, channel, component, or an",
-        ),
-        (
-            np.stack([waves((N, T, X, Y))] * 2, -1),
-            ["trajectory", "time", "y", "x", "component"],
-            "axes are stored in the order y, x, and nothing says whether its components are, too; expected a "
-            "name for each",
-        ),
-    ],
-)
-def test_words_that_are_no_axis_of_space_are_not_taken_for_one(tmp_path, u, axes, message):
+@pytest.mark.parametrize(("axes", "message"), cases("userdata_errors.axes"))
+def test_words_that_are_no_axis_of_space_are_not_taken_for_one(tmp_path, axes, message):
+    u = waves() if len(axes) == 3 else np.stack([waves((N, T, X, Y))] * 2, -1)
     write(tmp_path / "a.h5", u=u)
     refused(tmp_path, section(tmp_path, layout={"u": axes}), message)
 
