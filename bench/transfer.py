@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -31,14 +30,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from bench.command import parse, parser_of
+from bench.command import parse, parser_of, run_scripts
 from bench.eleven import RESULTS, described, has, processor, put, read
 from bench.numerics import NUMERICS, frames, means
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
 from bench.tune import OUT
 from bench.user_data import CONFIG, random_waves, write, write_config
-from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.models.warm import copy_weights
@@ -121,8 +119,7 @@ def trunk(count: int, seed: int) -> Path:
     config = load_config(place / "zoo.yaml", own)
     for name in TASKS:
         with_cache(config, name)
-    command = [sys.executable, "train_operator.py", "--config", place / "zoo.yaml", *own]
-    subprocess.run(command, check=True, cwd=ROOT)
+    run_scripts(place / "zoo.yaml", own, "train_operator")
     return stage
 
 
