@@ -68,14 +68,14 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
 
 @pytest.mark.parametrize("kind", ["grid", "authors"])
 def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, monkeypatch, kind):
-    small(trust, RESULTS=tmp_path / "kept", OUT=tmp_path, NUM_STARTS=40, NUM_BOOTSTRAP=20)
+    small(trust, RESULTS=tmp_path / "kept", OUT=tmp_path, NUM_STARTS=48, NUM_BOOTSTRAP=20)
     small(trust, NUM_FILMS=240, NUM_GIVEN=240)
     small(shift_grid, OUT=tmp_path, NUM_STARTS=240, NUM_TEST=4, NUM_FRAMES=8)
     coarse = dict(num_modes=(1, 2, 3), resolution=32)
     family = shift_grid.FAMILIES["advection"].__class__("advection1d", dt=0.05, parameter=0.4, **coarse)
     monkeypatch.setitem(shift_grid.FAMILIES, "advection", family)
     for module in (shift_grid, trust):
-        small(module, MIDDLE=1, TRAINED=(0.7, 0.9, 1.1, 1.4))
+        small(module, MIDDLE=1, TRAINED=tuple(np.linspace(0.7, 1.4, 12).tolist()))
     monkeypatch.setattr(eleven, "processor", lambda device: "a test")
 
     def moved(author, python, path, tried, given) -> dict[str, np.ndarray]:
@@ -87,6 +87,6 @@ def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, mon
     monkeypatch.setattr("sys.argv", ["trust", *words])
     trust.main()
     [found] = entries(tmp_path / "kept" / "trust", kind)
-    assert found["starts"] == 40 and 0 <= found["inside"][0] <= 1
+    assert found["starts"] == 48 and 0 <= found["inside"][0] <= 1
     assert (found["shifted"] > 0) == (kind == "grid")
     assert len(tables.trust_table(tables.results(tmp_path / "kept" / "trust")).splitlines()) == 3

@@ -92,17 +92,6 @@ def test_a_part_of_a_rank_that_is_not_listed_is_damage(tmp_path):
         checkpoints.verify(5)
 
 
-def test_leftovers_of_an_interrupted_write_are_never_loaded_and_are_removed(tmp_path):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
-    stale = tmp_path / "state" / ".tmp-000000010"
-    stale.mkdir()
-    (stale / "shared.pt").write_bytes(b"half")
-    assert checkpoints.newest()["step"] == 5
-    save(checkpoints, 15)
-    assert not stale.exists() and saved_steps(checkpoints.directory) == [15, 5]
-
-
 @pytest.mark.parametrize("stage", ["_begin", "_write", "_commit"])
 def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, stage):
     checkpoints = make(tmp_path)

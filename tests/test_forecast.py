@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from finished import write_stage
 from test_base_selection import make_caches
 from torch import Tensor
@@ -203,25 +204,7 @@ FIELDS = {  # task -> (change of the start u0, message)
         (lambda u: u[:, 0, 0], r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
     ],
 }
-OPTIONS = {  # task -> (changed options, message)
-    "burgers1d": [
-        ({"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on"),
-        ({"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
-        ({"dt": math.nan}, "burgers1d was given the time step nan"),
-        ({"parameters": None}, "needs the parameter Nu; it was trained with values from 0.05 to 0.1. Pass"),
-        ({"parameters": []}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Pass"),
-        ({"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
-        ({"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
-        ({"parameters": {"nu": 0.1}}, "has no parameter 'nu'; it was trained with Nu. Pass parameters="),
-        ({"num_frames": 0}, "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1"),
-        ({"parameters": 0.04}, "was given Nu = 0.04; expected 0.05 to 0.1, the range of its training"),
-        ({"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
-        ({"parameters": math.nan}, "burgers1d was given Nu = nan"),
-        ({"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
-    ],
-    "darcy2d": [({"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady")],
-    "advection1d_hidden": [({"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None")],
-}
+OPTIONS = cases("forecast.options")  # task -> (changed options, message)
 REFUSED = [
     *((name, {"u0": change}, text) for name, rows in FIELDS.items() for change, text in rows),
     *((name, change, text) for name, rows in OPTIONS.items() for change, text in rows),
