@@ -39,7 +39,7 @@ def test_a_saved_checkpoint_comes_back_equal_and_lists_every_file(tmp_path):
 def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_can_be_saved_twice(tmp_path):
     checkpoints = make(tmp_path)
     save(checkpoints, 5)
-    for folder in (checkpoints.path(10), checkpoints.directory / ".tmp-000000010"):
+    for folder in (checkpoints.path(10), *(checkpoints.directory / f".tmp-{n:09}" for n in (7, 10))):
         folder.mkdir()
         (folder / "rank_7.pt").write_bytes(b"half")
     for _ in range(2):
