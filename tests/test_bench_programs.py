@@ -52,18 +52,28 @@ def test_transfer_trains_with_and_without_a_trunk(small, tmp_path):
 
 
 def test_strangers_compare_ours_with_an_fno(small, tmp_path):
-    solve, *facts = strangers.PROBLEMS["fronts"]
-    coarse = {"fronts": (lambda *given: {"u": solve(*given)["u"][..., ::4, ::4]}, *facts)}
-    small(strangers, FOLDER=tmp_path / "kept", OUT=tmp_path, PROBLEMS=coarse, NUM_FILE=12, NUM_TEST=2)
+    solve, *facts = strangers.PROBLEMS["wave"]
+
+    def coarse(*given: int) -> dict[str, np.ndarray]:
+        return {name: u[..., ::4, ::4] for name, u in solve(*given).items()}
+
+    small(
+        strangers,
+        FOLDER=tmp_path / "kept",
+        OUT=tmp_path,
+        PROBLEMS={"wave": (coarse, *facts)},
+        NUM_FILE=12,
+        NUM_TEST=2,
+    )
     small(strangers, NUM_FRAMES=6, NUM_LONG=10, HORIZON=3, LATE=5, SETTINGS=({}, {"lr": 1e-3}))
     small(strangers, USUAL={"width": 4, "depth": 1, "modes": 2, "batch_size": 2})
     small(strangers, OURS={"ours": [*SMALL, "task.{}.base=[persistence]"]})
-    words = "--problem fronts --column ours fno --budget 0.3 --search 0.9 --seeds 0"
+    words = "--problem wave --column ours fno --budget 0.3 --search 0.9 --seeds 0"
     strangers.main(words.split())
-    found = entries(tmp_path / "kept", "fronts")
+    found = entries(tmp_path / "kept", "wave")
     assert [one["key"]["column"] for one in found] == ["ours", "fno"]
     assert all(one["steps"] > 0 and np.isfinite(one["row"]["late"]) for one in found)
-    assert tables.strangers_table(tables.results(tmp_path / "kept")).splitlines()[-1].startswith("| fronts |")
+    assert tables.strangers_table(tables.results(tmp_path / "kept")).splitlines()[-1].startswith("| wave |")
 
 
 @pytest.mark.parametrize("kind", ["grid", "authors"])
