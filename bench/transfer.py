@@ -48,6 +48,7 @@ FOLDER, KEPT, STEPS = OUT / "transfer", RESULTS / "transfer", 3000
 NUM_CELLS, NUM_FRAMES, CONTEXT = 128, 24, 4
 NUM_STARTS, NUM_TEST, BATCH = 32, 40, 64
 LARGEST = 4.0  # a solution with larger values is no problem of unit size
+WARM_UP = 1.0  # seconds of a first training, for what a process does once
 TASKS = {"ring": PERIODIC, "walls": NO_FLUX}
 # parameter, time of the last frame and task of the trunk whose private weights serve
 FAMILIES = {
@@ -198,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(parser, argv)
     torch.set_num_threads(1)
     args.command = " ".join(["python -m bench.transfer", *argv])
-    train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", 1.0, 0)  # what a process does once
+    train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", WARM_UP, 0)
     args.tests = {family: tests(family) for family in args.family}
     given = (args.seeds, args.problems, args.column, args.count, args.family)
     for seed, problems, column, count, family in itertools.product(*given):

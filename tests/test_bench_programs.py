@@ -40,8 +40,8 @@ def entries(folder: Path, name: str) -> list[dict]:
 
 def test_transfer_trains_with_and_without_a_trunk(small, tmp_path):
     small(transfer, FOLDER=tmp_path / "work", KEPT=tmp_path / "kept", STEPS=4, NUM_STARTS=12, NUM_TEST=3)
-    small(transfer, NUM_FRAMES=8, NUM_CELLS=32, NETWORK=(*transfer.NETWORK, *SMALL, STEPS[-1]))
-    words = "--family burgers1d --count 5 --column bare --problems 0 2 --seeds 0 --budget 0.3".split()
+    small(transfer, NUM_FRAMES=8, NUM_CELLS=32, WARM_UP=0.1, NETWORK=(*transfer.NETWORK, *SMALL, STEPS[-1]))
+    words = "--family burgers1d --count 5 --column bare --problems 0 2 --seeds 0 --budget 0.1".split()
     transfer.main(words)
     found = entries(tmp_path / "kept", "burgers1d")
     assert [one["key"]["problems"] for one in found] == [0, 2]
@@ -68,7 +68,7 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
     small(strangers, NUM_FRAMES=6, NUM_LONG=10, HORIZON=3, LATE=5, SETTINGS=({}, {"lr": 1e-3}))
     small(strangers, USUAL={"width": 4, "depth": 1, "modes": 2, "batch_size": 2})
     small(strangers, OURS={"ours": [*SMALL, "task.{}.base=[persistence]"]})
-    words = "--problem wave --column ours fno --budget 0.3 --search 0.9 --seeds 0"
+    words = "--problem wave --column ours fno --budget 0.1 --search 0.3 --seeds 0"
     strangers.main(words.split())
     found = entries(tmp_path / "kept", "wave")
     assert [one["key"]["column"] for one in found] == ["ours", "fno"]
@@ -92,8 +92,8 @@ def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, mon
         return {"u0": np.stack([np.roll(given[0], 2 * step, 1) for step in range(8)], 1)}
 
     small(trust, solve=moved, NUM_CELLS=32)
-    task = {"grid": "advection", "authors": "pypde"}[kind]
-    words = [f"--{kind}", "--tasks", task, *SMALL, *STEPS]
+    name, task = {"grid": ("advection", "advection"), "authors": ("pypde", "burgers_pypde")}[kind]
+    words = [f"--{kind}", "--tasks", name, *SMALL, *STEPS, f"task.{task}.base=[persistence]"]
     monkeypatch.setattr("sys.argv", ["trust", *words])
     trust.main()
     [found] = entries(tmp_path / "kept" / "trust", kind)
