@@ -37,13 +37,12 @@ import yaml
 from bench.apebench_coarse import DIFFICULTIES, advance
 from bench.baselines import Trained
 from bench.command import parse, parser_of
-from bench.eleven import has, keep, processor, read
+from bench.eleven import described, has, processor, put, read
 from bench.ours import train_ours
 from bench.score import with_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "apebench", ROOT / "bench" / "results" / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
@@ -276,13 +275,11 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
         row = ours(name, column, folder, test, seed, args)
     else:
         row = network(name, column, folder, test, seed, steps, args)
-    record = read(name, RESULTS)  # another process may have written meanwhile
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
-    record["persistence"] = summary(still)["error"]
-    record["scenario"], record["settings"] = SCENARIOS[name][:2]
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"].append({"key": key, "row": row, "environment": described})
-    keep(record, RESULTS)
+    facts = {"persistence": summary(still)["error"]} | dict(
+        zip(("scenario", "settings"), SCENARIOS[name][:2], strict=True)
+    )
+    put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)}, **facts)
     print(
         f"{name} {column} seed {seed}: {row['error']:.3g}, {row['steps']} steps in {row['seconds']:.0f} s, "
         f"{time.strftime('%H:%M')}",

@@ -11,7 +11,6 @@ first members for both; radius and inflation are about those of that file. DAPPE
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,9 +19,8 @@ import torch
 from torch import Tensor
 
 import ups
-from bench.command import parser_of
+from bench.command import parser_of, run_scripts
 from bench.user_data import CONFIG, write, write_config
-from ups.common.place import ROOT
 from ups.report.tables import markdown_table
 from ups_discovery.boundary import PERIODIC
 from ups_discovery.seeds import generator
@@ -62,10 +60,7 @@ def trained(folder: Path, dt: float, films: int, num_frames: int, options: list[
         write(folder / "ks.npz", {"u": u.numpy()})
         config = write_config(folder / "ks.npz", CONFIG, "ks", dt, domain=(0.0, LENGTH), settings=SECTION)
         options = [f"run.root={folder}", "run.name=run", *options]
-        for script in ("prepare_cache", "train_operator"):
-            subprocess.run(
-                [sys.executable, f"{script}.py", "--config", config, *options], cwd=ROOT, check=True
-            )
+        run_scripts(config, options, "prepare_cache", "train_operator")
     return ups.load(run)
 
 

@@ -38,16 +38,13 @@ class Problem:
     train: the solution; num_moving: its first channels, which are predicted (0: all), the others are constant
     in time and are inputs; steady tasks have one frame and `train_inputs` (row, 1, channel, *space).
     normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised
-    channel to make it proportional to the physical one (mean / std), for relative losses; std: of every
-    channel. is_symmetric: the symmetries of the line, square or cube map solutions to solutions; vector: the
-    channels that are components along the axes and turn. is_cube: all axes have as many cells, one length and
-    one boundary, so that they may be exchanged."""
+    channel to make it proportional to the physical one (mean / std), for relative losses. symmetry: makes a
+    random move of normalised fields (batch, time, channel, *space) that maps solutions to solutions."""
 
     name: str
     ndim: int
     boundary: str
     is_steady: bool
-    is_symmetric: bool
     context: int
     train: Tensor
     train_parameters: Tensor
@@ -56,9 +53,7 @@ class Problem:
     offset: Tensor
     train_inputs: Tensor | None = None
     normalise_inputs: Callable[[Tensor], Tensor] | None = None
-    vector: tuple[int, ...] = ()
-    is_cube: bool = True
-    std: Tensor | None = None
+    symmetry: Callable[[torch.Generator], Callable[[Tensor], Tensor]] | None = None
     num_moving: int = 0
 
 
@@ -244,31 +239,10 @@ class Trainer:
             index = tuple(i.to(self.device) for i in index)
             chosen = self.u[index]
             window, targets = chosen[:, : s.history], chosen[:, s.history :]
-        if s.augment and p.is_symmetric:
-            window, targets = self.symmetry(window, targets)
+        if s.augment and p.symmetry is not None:
+            move = p.symmetry(self.random)
+            window, targets = (move(u.movedim(-1, 2)).movedim(2, -1) for u in (window, targets))
         return window, targets, self.parameters[rows.to(self.device)]
-
-    def symmetry(self, *fields: Tensor) -> list[Tensor]:
-        """The same random symmetry of the line, square or cube applied to all (batch, time, *space, channel).
-
-        The components of a vector turn with the space: exchanged with the axes, negated with a mirror.
-        """
-        p, axes = self.problem, range(2, 2 + self.problem.ndim)
-        flips = [axis for axis in axes if torch.rand((), generator=self.random) < 0.5]
-        order = torch.randperm(p.ndim, generator=self.random).tolist() if p.is_cube else list(range(p.ndim))
-        fields = [
-            (field.flip(flips) if flips else field).movedim([axes[axis] for axis in order], list(axes))
-            for field in fields
-        ]
-        if not p.vector:
-            return fields
-        source = list(range(len(p.std)))
-        sign = torch.ones(len(source))
-        for own in zip(*[iter(p.vector)] * p.ndim, strict=True):  # one vector after the other
-            for to, axis in zip(own, order, strict=True):
-                source[to], sign[to] = own[axis], 1 - 2 * (axes[axis] in flips)
-        scale, offset = (sign * p.std[source] / p.std).to(self.device), self.offset
-        return [(field[..., source] + offset[source]) * scale - offset for field in fields]
 
     def loss(self, pred: Tensor, target: Tensor, before: Tensor | None) -> Tensor:
         """Settings.loss of one frame, (batch, *space, channel); `before` is the true frame a step earlier."""

@@ -1,7 +1,12 @@
 """The command line of benchmarks, which may take settings of the configuration."""
 
 import argparse
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ups.common.place import ROOT
 
 
 def parser_of(documentation: str) -> argparse.ArgumentParser:
@@ -19,3 +24,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> arg
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     options = [text for text in argv if text not in overrides]
     return parser.parse_args(options, argparse.Namespace(overrides=overrides))
+
+
+def run_scripts(config: Path | str, options: Sequence[str], *scripts: str) -> None:
+    """Run scripts of the clone, such as prepare_cache, one after the other. Raises CalledProcessError."""
+    for script in scripts:
+        command = [sys.executable, f"{script}.py", "--config", str(config), *options]
+        subprocess.run(command, cwd=ROOT, check=True)

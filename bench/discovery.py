@@ -40,7 +40,7 @@ import torch
 from bench.apebench import call, environment
 from bench.command import parser_of
 from bench.discovery_films import FILMS, Film, noisy
-from bench.eleven import has, keep, processor, read
+from bench.eleven import described, has, processor, put, read
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
 from ups.common.place import ROOT
@@ -55,7 +55,6 @@ from ups.models.bases.base import field_units
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
 from ups.select import MEASUREMENT
-from ups.training.environment import describe_environment
 from ups_discovery.terms import Term
 from ups_discovery.units import unit_of
 
@@ -231,13 +230,6 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         }
 
 
-def put(record: dict[str, Any], key: dict[str, Any], row: dict[str, Any], args: argparse.Namespace) -> None:
-    """Add an entry to a record, in place of one with the same key."""
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
-    record["entries"].append({"key": key, "row": row, "environment": described})
-
-
 def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> None:
     """Score the forecasts of a draw, if they are not there."""
     key = key_of(name, "ours", noise, draw)
@@ -245,9 +237,7 @@ def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> 
         return
     frames = np.load(clean(name))
     row = forecast_errors(name, frames, noisy(frames, noise, draw))
-    record = read(name, STARTS)
-    put(record, key, row, args)
-    keep(record, STARTS)
+    put(name, STARTS, {"key": key, "row": row, "environment": described(args.command)})
     print(f"{name} noise {noise:g} draw {draw}: {row['found'] / row['true']:.3f} times the true one's {row}")
 
 
@@ -299,10 +289,8 @@ def run_noise(name: str, column: str, noise: float, draws: range, args: argparse
     for some in [[draw] for draw in missing] if column == "ours" else [missing] * bool(missing):
         for row in rows_of(name, column, noise, some, args.python):
             key = key_of(name, row.pop("column"), noise, row.pop("draw"))
-            record = read(name, RESULTS)  # another process may have written meanwhile
-            record["truth"], record["published"] = FILMS[name].equation, FILMS[name].published
-            put(record, key, row, args)
-            keep(record, RESULTS)
+            facts = {"truth": FILMS[name].equation, "published": FILMS[name].published}
+            put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)}, **facts)
             print(
                 f"{name} {key['column']} noise {noise:g} draw {key['draw']}: "
                 f"{'right' if row['is_right'] else 'wrong'} terms, worst error {row['worst']:.2g}, "

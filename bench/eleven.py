@@ -119,6 +119,18 @@ def keep(record: dict[str, Any], folder: Path = RESULTS) -> None:
     partial.replace(path)
 
 
+def put(task: str, folder: Path, entry: dict[str, Any], **facts: Any) -> None:
+    """Add an entry, and facts of all, to a record, in place of an entry with the same key. The record is read
+    anew, as another process may have written meanwhile."""
+    record = read(task, folder) | facts
+    record["entries"] = [one for one in record["entries"] if one["key"] != entry["key"]] + [entry]
+    keep(record, folder)
+
+
+def described(command: str, device: str = "cpu") -> dict[str, Any]:
+    return describe_environment(1, torch.device(device)) | {"command": command}
+
+
 def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
     return any(entry["key"] == key for entry in record["entries"])
 
@@ -174,7 +186,7 @@ def entry(
         "key": key,
         "settings": settings if isinstance(settings, dict) else vars(settings),
         **found,
-        "environment": describe_environment(1, torch.device(args.device)) | {"command": command},
+        "environment": described(command, args.device),
     }
 
 
@@ -204,12 +216,10 @@ def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: i
         settings = settings_of(column, config, problem, splits["val"], args)
     trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
     row = row_of(trained, splits["test"], long_split(config, task), problem, config)
-    record = read(task)  # another process may have written meanwhile
     name, errors = trivial(problem, splits["test"])
-    record["trivial"] = {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}
-    record["data"] = describe_data(config, task, problem, splits)
-    record["entries"].append(entry(key, settings, args, row=row))
-    keep(record)
+    facts = {"trivial": {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}}
+    facts["data"] = describe_data(config, task, problem, splits)
+    put(task, RESULTS, entry(key, settings, args, row=row), **facts)
     print(
         f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], "
         f"{row['steps']} steps in "

@@ -25,7 +25,7 @@ import torch
 
 from bench.apebench import BASES, SCENARIOS, environment, made, ours, write_parts
 from bench.command import parse, parser_of
-from bench.eleven import has, keep, processor, read, row_of
+from bench.eleven import described, has, processor, put, read, row_of
 from bench.numerics import CONFIG, NUMERICS, generate
 from bench.ours import train_ours
 from bench.score import load, with_cache
@@ -33,7 +33,6 @@ from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.tasks import get_task
-from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "few", ROOT / "bench" / "results" / "few"
 NAMES, WINDOWS, FEWEST = (*SCENARIOS, *NUMERICS), 4, 3  # from FEWEST films on none is cut
@@ -89,10 +88,7 @@ def run(name: str, count: int, column: str, args: argparse.Namespace) -> None:
     if has(read(name, RESULTS), key):
         return
     row = (scenario if name in SCENARIOS else family)(name, count, column, args)
-    record = read(name, RESULTS)  # another process may have written meanwhile
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"].append({"key": key, "row": row, "environment": described})
-    keep(record, RESULTS)
+    put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)})
     print(f"{name} {key['column']}: {row['error']:.3g}", flush=True)
 
 

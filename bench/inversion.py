@@ -11,7 +11,6 @@ of truths (all cells, all cases) inside the 90 % intervals of both.
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import time
 import warnings
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 import ups
-from bench.command import parser_of
+from bench.command import parser_of, run_scripts
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.place import ROOT
 from ups.forecaster import Forecaster
@@ -121,9 +120,7 @@ def trained(folder: Path, config: Path, task: str, options: list[str]) -> Foreca
     if not (run / "operator" / "done.json").is_file():
         usual = ["operator.train.steps=600", "operator.train.validate_every=600"]
         options = [f"run.root={folder}", f"run.name={task}", f"cache.root={folder}/cache", *usual, *options]
-        for script in ("prepare_data", "prepare_cache", "train_operator"):
-            command = [sys.executable, f"{script}.py", "--config", str(config), *options]
-            subprocess.run(command, cwd=ROOT, check=True)
+        run_scripts(config, options, "prepare_data", "prepare_cache", "train_operator")
     return ups.load(run)
 
 

@@ -11,7 +11,6 @@ of the exact one, fraction of the truths inside the 90 % intervals, and both wit
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,9 +21,8 @@ import torch
 from torch import Tensor
 
 import ups
-from bench.command import parser_of
+from bench.command import parser_of, run_scripts
 from bench.user_data import CONFIG, write, write_config
-from ups.common.place import ROOT
 from ups.generative.filtering import ENSEMBLE, smoothed
 from ups.report.tables import markdown_table
 from ups_solvers.burgers_forced import evolve, start
@@ -96,8 +94,7 @@ def linear(cases: int, folder: Path) -> list[list[str]]:
     options = [f"run.root={folder}", "run.name=run", "operator.train.steps=40", "diffusion.train.steps=40"]
     options += ["operator.train.validate_every=40", "diffusion.train.validate_every=40"]
     options += ["diffusion.model.width=16", "diffusion.scale_steps=40", "diffusion.max_whitened_std=10"]
-    for script in ("prepare_cache", "train_operator", "train_diffusion"):
-        subprocess.run([sys.executable, f"{script}.py", "--config", config, *options], cwd=ROOT, check=True)
+    run_scripts(config, options, "prepare_cache", "train_operator", "train_diffusion")
     model = ups.load(folder / "run")
     states = films(cases, FRAMES + 1, 1)
     truth, every = states[:, 1:] @ basis(), np.arange(0, CELLS, EVERY)

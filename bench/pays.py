@@ -26,8 +26,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,7 +37,7 @@ from torch import Tensor
 
 import ups
 from bench import authors
-from bench.command import parser_of
+from bench.command import parser_of, run_scripts
 from bench.eleven import RESULTS, keep, processor
 from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
@@ -91,9 +89,8 @@ def trained(name: str, config: Path, *overrides: str) -> tuple[Forecaster, dict[
             places += [f"data.root={folder}/data", f"cache.root={folder}/cache", f"data.tasks=[{name}]"]
         for script in SCRIPTS[config != ELEVEN :]:
             more = ["--workers", "1"] if script == "prepare_data" else []
-            command = [sys.executable, f"{script}.py", "--config", config, *places, *overrides, *more]
             before = spent()
-            subprocess.run(command, cwd=ROOT, check=True)
+            run_scripts(config, [*places, *overrides, *more], script)
             seconds[script] = spent() - before
         kept.write_text(json.dumps(seconds), encoding="utf-8")
     return ups.load(folder / "run"), json.loads(kept.read_text(encoding="utf-8"))

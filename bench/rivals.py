@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
@@ -53,45 +55,16 @@ class Settings:
     precision: Literal["bf16", "float32"] = "bf16"
 
 
-# Where a search starts (bench/tune.py): best on validation of those tried at 20 s each on one thread, one
-# seed, data of configs/small.yaml.
-BEST: dict[tuple[str, str], dict] = {
-    ("fno", "advection1d"): {"modes": 16, "batch_size": 16},
-    ("fno", "burgers1d"): {"batch_size": 16},
-    ("fno", "darcy2d"): {"width": 32, "modes": 12, "loss": "field", "lr": 4e-3, "batch_size": 8},
-    ("fno", "diff_react2d"): {
-        "width": 32,
-        "modes": 16,
-        "lr": 4e-3,
-        "batch_size": 4,
-        "is_scored_only": True,
-    },
-    ("unet", "advection1d"): {"width": 48, "depth": 3, "patch": 4, "batch_size": 16},
-    ("unet", "burgers1d"): {"width": 24, "batch_size": 16},
-    ("unet", "darcy2d"): {"width": 48, "depth": 3, "patch": 4, "loss": "field", "batch_size": 8},
-    ("unet", "diff_react2d"): {
-        "width": 32,
-        "depth": 3,
-        "patch": 2,
-        "lr": 4e-3,
-        "batch_size": 4,
-        "is_scored_only": True,
-    },
-}
-# where a search starts on a task without an entry, by dimension
-FALLBACK = {
-    1: {},
-    2: {"modes": 8, "batch_size": 8, "width": 32},
-    3: {"modes": 4, "batch_size": 4, "width": 24, "depth": 3},
-}
+# best: of a network on a task; usual: on other tasks, by dimension; starts: of a search, by dimension
+KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def settings_for(network: str, task: str, ndim: int, overrides: dict | None = None) -> Settings:
     """The tuned settings of a network on `task`, with `overrides` on top. Raises ValueError for an unknown
     key.
     """
-    usual = FALLBACK.get(ndim, {}) | ({"patch": 2} if ndim == 3 and network != "fno" else {})
-    values = {"network": network, **BEST.get((network, task), usual), **(overrides or {})}
+    usual = KNOWN["usual"][ndim] | ({"patch": 2} if ndim == 3 and network != "fno" else {})
+    values = {"network": network, **KNOWN["best"][network].get(task, usual), **(overrides or {})}
     keys = {field.name for field in dataclasses.fields(Settings)}
     if unknown := sorted(set(values) - keys):
         raise ValueError(

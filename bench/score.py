@@ -8,7 +8,10 @@ frames and channels of sqrt(<e^2> / <u^2>).
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,7 @@ from ups.evaluation.truth import Truth
 from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
 from ups.metrics.intervals import Resamples, bootstrap, merge
 from ups.metrics.spectra import rms
-from ups_discovery.boundary import along
+from ups.models.windows import symmetry
 
 # ---- data --------------------------------------------------------------------------------------------------
 
@@ -82,12 +85,17 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
             for field, mean, std in zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)
         ]
     )
+    codec_on = functools.cache(lambda device: copy.deepcopy(cache.tokenizer).to(device))
+
+    def moves(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        move = symmetry(spec, cache.tokenizer.space, generator)
+        return lambda w: move(w, codec_on(w.device))
+
     problem = Problem(
         task,
         spec.ndim,
         spec.boundary,
         spec.is_steady,
-        spec.is_symmetric,
         context,
         u["train"],
         parameters["train"],
@@ -96,9 +104,7 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
         offset,
         a["train"],
         cache.input_tokenizer.normalise if spec.is_steady else None,
-        tuple(spec.fields.index(name) for name in spec.vector),
-        len({*zip(cache.tokenizer.space, along(spec.boundary, spec.ndim), spec.spans, strict=True)}) == 1,
-        cache.tokenizer.std.clone(),
+        moves if spec.is_symmetric else None,
         num_moving=len(spec.moving),
     )
     return problem, splits

@@ -31,7 +31,7 @@ from torch import Tensor
 from bench.baselines import Trained
 from bench.command import parser_of
 from bench.compare import fit, settings_of
-from bench.eleven import RESULTS, entry, has, keep, key_of, read
+from bench.eleven import RESULTS, entry, has, key_of, put, read
 from bench.numerics import frames, means
 from bench.score import Split, load, rollout, summary, with_cache
 from bench.tune import OUT, add_arguments, prepare
@@ -148,8 +148,7 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
     tests.update(tests or cells(family))
     settings = settings_of(column, config, problem, splits["val"], args)
     trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
-    record = read(family, FOLDER)
-    record |= {
+    facts = {
         "family": asdict(FAMILIES[family]),
         "scales": SCALES,
         "trained_scales": TRAINED,
@@ -157,8 +156,7 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
         "persistence": errors_on(Trained(persistence, 0, 0, 0.0, 0.0), tests),
     }
     cost, errors = {"steps": trained.steps, "seconds": trained.seconds}, errors_on(trained, tests)
-    record["entries"].append(entry(key, settings, args, **cost, errors=errors))
-    keep(record, FOLDER)
+    put(family, FOLDER, entry(key, settings, args, **cost, errors=errors), **facts)
     shown = np.array_str(np.array(errors), precision=3)
     print(f"{family} {column} seed {seed}, scales down, wave numbers across:\n{shown}", flush=True)
 

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from bench.baselines import Trained
 from bench.command import parser_of
-from bench.eleven import RESULTS, entry, has, keep, key_of, read
+from bench.eleven import RESULTS, entry, has, key_of, put, read
 from bench.ours import train_ours
 from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, with_cache
@@ -246,12 +246,12 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
         model = trained(settings, args.budget)
     errors = rollout(model, test, BATCH)[0].pooled()
     still = Errors.of(test.predicted(test.given[:, -1:]).expand_as(test.truth), test.truth).pooled()
-    record = read(problem, FOLDER) | {"package": f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"}
-    record["persistence"] = scores(still)
     cost = {"steps": model.steps, "seconds": model.seconds, "parameters": model.num_parameters}
     row = scores(errors) | {"validation": best_error(model)}
-    record["entries"].append(entry(key, settings, args, **cost, row=row))
-    keep(record, FOLDER)
+    facts = {"persistence": scores(still)}
+    if column in AUTHORS:
+        facts["package"] = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
+    put(problem, FOLDER, entry(key, settings, args, **cost, row=row), **facts)
     print(f"{problem} {column} seed {seed}: {row}, {cost}", flush=True)
 
 

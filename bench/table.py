@@ -137,15 +137,17 @@ def protocol(record: dict[str, Any]) -> str:
     return f"{size}, {scored} frames, {until:.3g} time units"
 
 
-def table(header: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *body]
+def table(header: str, body: Iterable[tuple[str, ...]]) -> str:
+    """A table of Markdown; header: names of the columns, between semicolons."""
+    names = header.split("; ")
+    lines = [names, ["---"] * len(names), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def task_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/tasks.md: every task of the registry."""
     return table(
-        ("task", "source", "published grid", "frames"),
+        "task; source; published grid; frames",
         ((f"`{task.name}`", source(task), grid(task), frames(task)) for task in TASKS.values()),
     )
 
@@ -164,10 +166,8 @@ def comparison_table(found: dict[str, dict[str, Any]]) -> str:
             protocol(record),
         )
 
-    return table(
-        ("task", "UPS", "FNO", "U-Net", "UPS base alone", "trivial", "grid, horizon"),
-        map(line, found.values()),
-    )
+    header = "task; UPS; FNO; U-Net; UPS base alone; trivial; grid, horizon"
+    return table(header, map(line, found.values()))
 
 
 def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
@@ -184,20 +184,8 @@ def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
             " ".join(map(str, sorted(rows(record, "ours")))) or MISSING,
         )
 
-    return table(
-        (
-            "task",
-            "trivial",
-            "UPS, generic bases",
-            "UPS",
-            "FNO",
-            "U-Net",
-            "generic / best",
-            "UPS / best",
-            "seeds",
-        ),
-        map(line, found.values()),
-    )
+    header = "task; trivial; UPS, generic bases; UPS; FNO; U-Net; generic / best; UPS / best; seeds"
+    return table(header, map(line, found.values()))
 
 
 def long_table(found: dict[str, dict[str, Any]]) -> str:
@@ -219,7 +207,7 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
         )
 
     is_long = [record for record in found.values() if not TASKS[record["task"]].is_steady]
-    return table(("task", *LABELS.values(), "persistence"), map(line, is_long))
+    return table("; ".join(("task", *LABELS.values(), "persistence")), map(line, is_long))
 
 
 def pays_table(found: dict[str, dict[str, Any]]) -> str:
@@ -248,9 +236,7 @@ def pays_table(found: dict[str, dict[str, Any]]) -> str:
 
     header = "row; nRMSE of UPS; of its base alone; data and training, s; grid of the solver (nRMSE); "
     header += "batch: solver, UPS, s; N*; pays; one start: solver, UPS, s; N*; pays"
-    return table(
-        tuple(header.split("; ")), map(line, sorted(found, key=lambda name: (name in AUTHORS, name)))
-    )
+    return table(header, map(line, sorted(found, key=lambda name: (name in AUTHORS, name))))
 
 
 def error_map(record: dict[str, Any], column: str) -> list[list[float]]:
@@ -277,20 +263,10 @@ def shift_table(found: dict[str, dict[str, Any]]) -> str:
             f"{num_better} of {len(cells)}",
         )
 
-    return table(
-        (
-            "family",
-            "model",
-            "error in the trained regime",
-            "slowest",
-            "fastest",
-            "fewest waves",
-            "most waves",
-            "worst",
-            "better than persistence",
-        ),
-        (line(record, name) for record in found.values() for name in LABELS if longest(record, name)),
-    )
+    header = "family; model; error in the trained regime; slowest; fastest; fewest waves; most waves; worst; "
+    header += "better than persistence"
+    named = ((record, name) for record in found.values() for name in LABELS if longest(record, name))
+    return table(header, (line(record, name) for record, name in named))
 
 
 def apebench_table(found: dict[str, dict[str, Any]]) -> str:
@@ -336,9 +312,9 @@ def apebench_table(found: dict[str, dict[str, Any]]) -> str:
             over(corrected, other),
         )
 
-    header = "scenario, persistence, UPS, at step 200, its base alone, UPS without bases, best network, "
-    header += "by 10 000 steps, UPS / best, without bases / best, UPS corrects, network corrects, ratio"
-    return table(tuple(header.split(", ")), map(line, found.values()))
+    header = "scenario; persistence; UPS; at step 200; its base alone; UPS without bases; best network; "
+    header += "by 10 000 steps; UPS / best; without bases / best; UPS corrects; network corrects; ratio"
+    return table(header, map(line, found.values()))
 
 
 def discovery_table(found: dict[str, dict[str, Any]]) -> str:
@@ -365,7 +341,7 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
         return f"{right}, {percent(middle(some, 'worst'))}"
 
     noises = sorted({one["key"]["noise"] for record in found.values() for one in record["entries"]})
-    header = ("film", "method", *(f"{100 * noise:g} %" for noise in noises))
+    header = "; ".join(("film", "method", *(f"{100 * noise:g} %" for noise in noises)))
 
     def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
         name, (noise, error) = f"`{record['task']}`", record["published"] or (None, None)
@@ -388,7 +364,7 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
 
     names = [name for name in FILMS if name in found]
     return table(
-        (*header, "l2 error at the noise of E-WSINDy", "inside the interval", "seconds"),
+        f"{header}; l2 error at the noise of E-WSINDy; inside the interval; seconds",
         (line for name in names for line in lines(found[name])),
     )
 
@@ -414,20 +390,9 @@ def starts_table(found: dict[str, dict[str, Any]]) -> str:
                     frames,
                 )
 
-    return table(
-        (
-            "films",
-            "noise",
-            "draws",
-            "found",
-            "true",
-            "found, from the last frame",
-            "true, from the last frame",
-            "found / true (largest)",
-            "frames of the start",
-        ),
-        lines(),
-    )
+    header = "films; noise; draws; found; true; found, from the last frame; true, from the last frame; "
+    header += "found / true (largest); frames of the start"
+    return table(header, lines())
 
 
 def interval(parts: list[dict[str, Any]]) -> str:
@@ -459,7 +424,7 @@ def sampler_table(found: dict[str, dict[str, Any]]) -> str:
                 f"{mean(row['evaluations'] for row in rows):.0f}",
             )
 
-    header = "sampler", "CRPS", "energy score", "network evaluations"
+    header = "sampler; CRPS; energy score; network evaluations"
     return table(header, (line for record in found.values() for line in lines(record)))
 
 
@@ -492,7 +457,7 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
         for record in found.values()
         for model in dict.fromkeys(model for run in record["entries"] for model in run["models"])
     )
-    return table(tuple(header.split("; ")), lines)
+    return table(header, lines)
 
 
 def corrector_table(found: dict[str, dict[str, Any]]) -> str:
@@ -518,17 +483,9 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
         cells = [f"{one:,.0f}" if math.isfinite(one) else "never" for one in ends]
         return f"{cells[0]} [{cells[1]}, {cells[2]}]" if math.isfinite(ends[0]) else "never"
 
-    header = (
-        "example",
-        "cells per axis",
-        "nRMSE after 1, 3, 10 times the trained steps",
-        "over that of the full grid",
-        "nRMSE on the full grid",
-        "variance, energy in octaves over the truth's",
-        "seconds of a run, over full",
-        "seconds of data + training",
-        "N*",
-    )
+    header = "example; cells per axis; nRMSE after 1, 3, 10 times the trained steps; over that of the full "
+    header += "grid; nRMSE on the full grid; variance, energy in octaves over the truth's; seconds of a run, "
+    header += "over full; seconds of data + training; N*"
     entries = ((record, one) for record in found.values() for one in record["entries"])
     return table(header, [line(record, one["key"]["column"], one["row"]) for record, one in entries])
 
@@ -551,7 +508,7 @@ def few_table(found: dict[str, dict[str, Any]]) -> str:
 
     header = "data; UPS with 1; with 5; without bases with 5; best network or FNO (trajectories); "
     header += "1 / network; 5 / network; without bases with 5 / network"
-    return table(tuple(header.split("; ")), map(line, found))
+    return table(header, map(line, found))
 
 
 def transfer_table(found: dict[str, dict[str, Any]]) -> str:
@@ -583,7 +540,8 @@ def transfer_table(found: dict[str, dict[str, Any]]) -> str:
             bases, num = column.split()
             yield record["task"], bases, num, *map(cell, (of_plain, *own.values())), mean_ratio
 
-    header = ("family", "bases", "trajectories", "0, `plain`", *map(str, COUNTS), f"{COUNTS[-1]} / 0")
+    counts = "; ".join(map(str, COUNTS))
+    header = f"family; bases; trajectories; 0, `plain`; {counts}; {COUNTS[-1]} / 0"
     return table(header, (line for record in found.values() for line in lines(record)))
 
 
@@ -612,7 +570,7 @@ def strangers_table(found: dict[str, dict[str, Any]]) -> str:
         )
         return record["task"], cell(record["persistence"]), *cells, *ratios
 
-    header = ("problem", "persistence", *labels.values(), "UPS / best", "fine / best")
+    header = f"problem; persistence; {'; '.join(labels.values())}; UPS / best; fine / best"
     return table(header, map(line, found.values()))
 
 
@@ -626,7 +584,7 @@ def climate_table(found: dict[str, dict[str, Any]]) -> str:
             cells = ["{:.2f} [{:.2f}, {:.2f}]".format(*ends) for ends in zip(*over, strict=True)]
             memory = "{:.2f} [{:.2f}, {:.2f}]".format(*start)
             lines.append((where, EXCITABLE.get(model, model), field, cells[0], ", ".join(cells[1:]), memory))
-    header = "run", "sampler", "field", "variance", "energy in octaves from wave 1 on", "memory of the start"
+    header = "run; sampler; field; variance; energy in octaves from wave 1 on; memory of the start"
     return table(header, lines)
 
 
@@ -642,14 +600,12 @@ def trust_table(found: dict[str, dict[str, Any]]) -> str:
         facts = one["key"]["column"], one["base"], str(one["key"]["calibrated_on"]), str(one["starts"])
         return *facts, inside, expected, width, rank, *shifted
 
-    header = (
-        "task; base; calibrated on; starts; inside; of a calibration; width; rank; AUROC; refused; false; "
-    )
-    header += "within x 2"
+    header = "task; base; calibrated on; starts; inside; of a calibration; width; rank; AUROC; refused; "
+    header += "false; within x 2"
     entries = [
         one for name in ("starts", "grid", "authors") for one in found.get(name, {}).get("entries", ())
     ]
-    return table(tuple(header.split("; ")), map(line, entries))
+    return table(header, map(line, entries))
 
 
 def percent(value: float) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -31,18 +30,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from bench.command import parse, parser_of
-from bench.eleven import RESULTS, has, keep, processor, read
+from bench.command import parse, parser_of, run_scripts
+from bench.eleven import RESULTS, described, has, processor, put, read
 from bench.numerics import NUMERICS, frames, means
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
 from bench.tune import OUT
 from bench.user_data import CONFIG, random_waves, write, write_config
-from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.models.warm import copy_weights
-from ups.training.environment import describe_environment
 from ups_discovery.boundary import NO_FLUX, PERIODIC
 from ups_discovery.equation import Equation
 from ups_solvers import SOLVERS
@@ -51,6 +48,7 @@ FOLDER, KEPT, STEPS = OUT / "transfer", RESULTS / "transfer", 3000
 NUM_CELLS, NUM_FRAMES, CONTEXT = 128, 24, 4
 NUM_STARTS, NUM_TEST, BATCH = 32, 40, 64
 LARGEST = 4.0  # a solution with larger values is no problem of unit size
+WARM_UP = 1.0  # seconds of a first training, for what a process does once
 TASKS = {"ring": PERIODIC, "walls": NO_FLUX}
 # parameter, time of the last frame and task of the trunk whose private weights serve
 FAMILIES = {
@@ -122,8 +120,7 @@ def trunk(count: int, seed: int) -> Path:
     config = load_config(place / "zoo.yaml", own)
     for name in TASKS:
         with_cache(config, name)
-    command = [sys.executable, "train_operator.py", "--config", place / "zoo.yaml", *own]
-    subprocess.run(command, check=True, cwd=ROOT)
+    run_scripts(place / "zoo.yaml", own, "train_operator")
     return stage
 
 
@@ -186,10 +183,7 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
         alone = argparse.Namespace(predict=trained.predict_base)
         row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
         row[name]["base"] = summary(rollout(alone, split, BATCH)[0], split, False, 1)["error"]
-    record = read(family, KEPT)  # another process may have written meanwhile
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"].append({"key": key, "row": row, "environment": described})
-    keep(record, KEPT)
+    put(family, KEPT, {"key": key, "row": row, "environment": described(args.command)})
     print(family, json.dumps(key | row), flush=True)
 
 
@@ -205,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(parser, argv)
     torch.set_num_threads(1)
     args.command = " ".join(["python -m bench.transfer", *argv])
-    train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", 1.0, 0)  # what a process does once
+    train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", WARM_UP, 0)
     args.tests = {family: tests(family) for family in args.family}
     given = (args.seeds, args.problems, args.column, args.count, args.family)
     for seed, problems, column, count, family in itertools.product(*given):

@@ -36,7 +36,7 @@ import ups
 from bench.authors import DT, NUM_CELLS, solve, starts
 from bench.authors_solvers import AUTHORS
 from bench.command import parse, parser_of
-from bench.eleven import RESULTS, keep, processor, read
+from bench.eleven import RESULTS, described, processor, put
 from bench.inversion import trained
 from bench.shift_grid import FAMILIES, MIDDLE, NUM_TEST, TRAINED, cells, training_config
 from bench.shift_grid import NUM_STARTS as NUM_FILMS
@@ -50,7 +50,6 @@ from ups.models.band import FAR, LARGE, LEVEL, Band, differences, local
 from ups.models.head import TaskHead
 from ups.report.tables import markdown_table
 from ups.select import SELECTION_FACTOR
-from ups.training.environment import describe_environment
 from ups_discovery.boundary import PERIODIC
 from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
@@ -240,7 +239,6 @@ def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int)
     num = min(num_val, SELECTION_FACTOR * config.operator.train.validate_trajectories) // 2
     starts, place = int(rows[:, 0].sum()), min(num, math.ceil((num + 1) * LEVEL))
     law = betabinom(starts, place, num + 1 - place)
-    record = read(kind, RESULTS / "trust")
     entry = {
         "key": {"column": task, "calibrated_on": num, "processor": processor("cpu")},
         "base": head.facts.base["name"],
@@ -248,11 +246,9 @@ def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int)
         "shifted": len(rows) - starts,
         "expected": [float(end) / starts for end in law.interval(0.95)],
         **{name: [value, *end] for name, value, *end in zip(FIGURES, found, *ends, strict=True)},
-        "environment": describe_environment(1, torch.device("cpu")),
-        "command": " ".join(["python -m bench.trust", *sys.argv[1:]]),
+        "environment": described(" ".join(["python -m bench.trust", *sys.argv[1:]])),
     }
-    record["entries"] = [one for one in record["entries"] if one["key"] != entry["key"]] + [entry]
-    keep(record, RESULTS / "trust")
+    put(kind, RESULTS / "trust", entry)
     print(task, {name: np.round(entry[name], 3).tolist() for name in FIGURES}, flush=True)
 
 

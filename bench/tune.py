@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
-from bench.rivals import Settings, settings_for
+from bench.rivals import KNOWN, Settings, settings_for
 from bench.score import Split, headline, rollout, with_cache
 from bench.search import Changes, Trial, search
 from ups.config.command import DEFAULT_OVERLAY
@@ -46,54 +46,9 @@ GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 # ---- what is tried -----------------------------------------------------------------------------------------
 
 
-# of a rival on top of the best of `RIVALS`, the most promising first
+# of a rival on top of the best of them, the most promising first
 COMMON = ({"lr": 4e-3}, {"loss": "change"}, {"lr": 1e-3}, {"loss": "field"})
 TRANSIENT = ({"history": 4}, {"unroll_fraction": 0.0}, {"history": 2})
-# where a search starts, beside the usual settings
-RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
-    ("fno", 1): (
-        {"width": 32, "batch_size": 16},
-        {"width": 32, "batch_size": 8},
-        {"modes": 16},
-        {"modes": 64, "width": 32, "batch_size": 16},
-        {"width": 32, "depth": 3, "batch_size": 8},
-    ),
-    ("fno", 2): (
-        {"modes": 8, "batch_size": 2},
-        {"modes": 12, "batch_size": 4},
-        {"width": 24, "depth": 3, "modes": 12, "batch_size": 2},
-        {"width": 24, "depth": 3, "modes": 16, "batch_size": 4},
-        {"width": 48, "modes": 8, "batch_size": 2},
-    ),
-    ("fno", 3): (
-        {"width": 12, "patch": 2},
-        {"width": 12},
-        {"width": 32, "patch": 2},
-        {"modes": 8, "width": 16},
-        {"width": 12, "batch_size": 2},
-    ),
-    ("unet", 1): (
-        {"patch": 2, "width": 32, "depth": 3, "batch_size": 16},
-        {"patch": 2, "width": 32, "depth": 3, "batch_size": 8},
-        {"patch": 4, "width": 48, "depth": 3, "batch_size": 8},
-        {"patch": 1, "width": 24, "batch_size": 8},
-        {"patch": 2, "width": 32, "depth": 4, "batch_size": 16},
-    ),
-    ("unet", 2): (
-        {"patch": 2, "width": 32, "depth": 3, "batch_size": 4},
-        {"patch": 4, "width": 48, "depth": 3, "batch_size": 4},
-        {"patch": 2, "width": 32, "depth": 4, "batch_size": 8},
-        {"patch": 4, "width": 64, "depth": 3, "batch_size": 4},
-        {"patch": 1, "width": 24, "depth": 3, "batch_size": 4},
-    ),
-    ("unet", 3): (
-        {"patch": 1, "width": 16, "depth": 3, "batch_size": 2},
-        {"patch": 1, "width": 12, "depth": 2, "batch_size": 2},
-        {"patch": 2, "width": 24, "depth": 2, "batch_size": 2},
-        {"patch": 2, "width": 32, "depth": 3, "batch_size": 2},
-        {"patch": 4, "width": 48, "depth": 2},
-    ),
-}
 PLANE, FRAMES = 2, 4
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 # backbones beside that of the configuration that may suit ours better, by dimension
@@ -106,7 +61,7 @@ PATCH = {"fno": 1, "unet": 2}  # of these backbones
 
 
 def rival_starts(family: str, problem: Problem) -> list[Changes]:
-    return [{}, *RIVALS[family, problem.ndim]]
+    return [{}, *KNOWN["starts"][family][problem.ndim]]
 
 
 def rival_changes(problem: Problem) -> list[Changes]:

@@ -22,6 +22,8 @@ import h5py
 import loop_stage
 import numpy as np
 import torch
+import yaml
+from cases import cases
 from known_answers import failed
 from torch import Tensor
 
@@ -43,10 +45,11 @@ from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"
-CELLS, SIDE = 8, 4
+OVERLAY = cases("closed_form.overlay")  # of the configuration
+NUM = {name: OVERLAY["task"][name]["num_trajectories"] for name in (NOISY, FIRM, STEADY)}
+CELLS, SIDE = (OVERLAY["task"][name]["resolution"] for name in (NOISY, STEADY))
 CPU = torch.device("cpu")
 SIZE, LOCAL, BEND, SLOPE, LENGTH = 0.3, 0.1, 0.3, 0.6, 1.5
-NUM = {NOISY: 8000, FIRM: 2000, STEADY: 8000}
 
 
 # ---- the tasks
@@ -146,54 +149,6 @@ def write_world(root: Path) -> None:
 # ---- the stages
 
 
-SMALL = "adamw_lr: 5.0e-3, muon_lr: 4.0e-3, warmup_steps: 20, decay_fraction: 0.7, ema_decay: 0.99"
-RING = (
-    f"resolution: {CELLS}, num_frames: 2, t_end: 1.0, parameters: [1.0], space_stride: 1, "
-    "time_stride: 1, patch: 4, base: [propagator], degree: 1"
-)
-TRAIN = 'precision: "no", log_every: 0, validate_every: 1000, save_every: 0'
-OVERLAY = f"""
-data: {{tasks: [{NOISY}, {FIRM}, {STEADY}], source: published, val_fraction: 0.05, test_fraction: 0.15}}
-task:
-  {NOISY}: {{num_trajectories: {NUM[NOISY]}, reserve: 0.8, {RING}}}
-  {FIRM}: {{num_trajectories: {NUM[FIRM]}, history: 1, {RING}}}
-  {STEADY}: {{num_trajectories: {NUM[STEADY]}, resolution: {SIDE}, patch: 2, reserve: 0.8, base: [mean]}}
-operator:
-  model: {{width: 24, depth: 2, modes: 3, kernel_size: 3}}
-  base_steps: 20
-  unroll_steps: 1
-  optim: {{{SMALL}}}
-  train: {{steps: 900, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
-diffusion:
-  model: {{width: 24, depth: 1, modes: 3, kernel_size: 3}}
-  optim: {{{SMALL}}}
-  train: {{steps: 500, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
-  scale_steps: 200
-  noises: 4
-  sampler_steps: 8
-consistency:
-  optim: {{{SMALL}}}
-  train: {{steps: 300, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
-  pool_batches: 32
-scoring:
-  optim: {{{SMALL}}}
-  train: {{steps: 500, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
-steady:
-  model: {{width: 24, depth: 1, modes: 2, kernel_size: 3}}
-  optim: {{{SMALL}}}
-  train: {{steps: 220, batch_size: 32, micro_batch: 32, validate_trajectories: 32, {TRAIN}}}
-  scale_steps: 200
-  noises: 8
-  sampler_steps: 8
-evaluate:
-  stages: [operator, diffusion, consistency, scoring, steady]
-  context_frames: 1
-  ensemble_trajectories: 64
-  ensemble_frames: 1
-  num_bootstrap: 100
-"""
-
-
 def config_of(root: Path, *more: str) -> Config:
     _, overlay, *overrides = arguments_of(root, *more)
     return load_config(overlay, overrides)
@@ -203,7 +158,7 @@ def arguments_of(root: Path, *more: str) -> list[str]:
     """The command line of every script for the world under `root`."""
     overlay = root / "world.yaml"
     if not overlay.is_file():
-        overlay.write_text(OVERLAY)
+        overlay.write_text(yaml.safe_dump(OVERLAY))
     return [
         "--config",
         str(overlay),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from cases import cases, configured
 from loop_stage import run_scripts
 
 import prepare_cache
@@ -20,15 +20,7 @@ from ups.forecaster import Forecaster
 from ups.results import load
 
 CONTEXT = 2
-GAS = {"num_trajectories": 12, "num_frames": 5, "parameters": [0.05], "base": ["persistence", "propagator"]}
-LINE = {"num_trajectories": 12, "num_frames": 5, "resolution": 16, "space_stride": 1}
-TASKS = {
-    "cfd1d": {**GAS, "resolution": 16, "t_end": 0.04},
-    "cfd2d": {**GAS, "resolution": 16, "t_end": 0.2, "history": 2},
-    "cfd3d": {**GAS, "resolution": 8, "t_end": 0.2},
-    "reacdiff1d": {**LINE, "parameters": [0.5, 1.0], "t_end": 0.1},
-    "diff_sorp1d": {**LINE, "t_end": 20},
-}
+TASKS = cases("any_grid.configuration")["data"]["tasks"]
 PARAMETERS = {
     "cfd3d": {"eta": 0.05, "zeta": 0.05, "M": 1.0},
     "cfd2d": {"eta": 0.05, "zeta": 0.05, "M": 0.1},
@@ -44,34 +36,7 @@ pytestmark = pytest.mark.faults  # 37 s of one core
 def folder(tmp_path_factory) -> Path:
     """Data, caches and a run with its report, made by the scripts themselves."""
     root = tmp_path_factory.mktemp("grids")
-    settings = {
-        "run": {"name": "tiny", "root": str(root)},
-        "cache": {"root": str(root / "cache"), "chunk": 4},
-        "data": {"tasks": list(TASKS), "root": str(root / "data"), "chunk": 12},
-        "task": TASKS,
-        "operator": {
-            "model": {"width": 16, "depth": 1, "modes": 4, "kernel_size": 5},
-            "train": {
-                "steps": 10,
-                "batch_size": 4,
-                "micro_batch": 4,
-                "validate_every": 5,
-                "save_every": 5,
-                "validate_trajectories": 2,
-                "precision": "no",
-            },
-        },
-        "evaluate": {
-            "context_frames": CONTEXT,
-            "num_bootstrap": 50,
-            "stages": ["operator"],
-            "min_initial_conditions": 1,
-            "max_ratio_to_persistence": 1e6,
-            "max_ratio_to_base": 1e6,
-        },
-    }
-    (root / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    config = ["--config", str(root / "tiny.yaml")]
+    config = ["--config", str(configured(root, "any_grid.configuration"))]
     assert prepare_data.main([*config, "--workers=1"]) == 0
     assert prepare_data.main([*config, "--doctor"]) == 0
     assert prepare_cache.main(config) == 0

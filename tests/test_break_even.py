@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import cases
 
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -18,18 +19,7 @@ def test_positive_fields_stay_positive_on_another_grid():
     assert bool((fine[:, :2] > 0).all()) and bool((fine[:, 2] < 0).any())
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "reason"),
-    [
-        ("burgers1d", [], ""),
-        ("darcy2d", [], ""),
-        ("shallow_water2d", [], "no solver that starts from a stored frame"),
-        ("burgers1d_hidden", [], "needs the parameter, which is hidden"),
-        ("burgers1d", ["data.source=published"], "did not make the data"),
-        ("burgers1d", ["evaluate.weights=pretrained"], "from elsewhere"),
-        ("burgers1d", ["operator.init=pretrained"], "started from the weights of another run"),
-    ],
-)
+@pytest.mark.parametrize(("name", "overrides", "reason"), cases("break_even.not_compared"))
 def test_where_the_costs_cannot_be_compared_the_reason_is_named(name, overrides, reason):
     config: Config = load_config("configs/small.yaml", overrides)
     found = why_unknown(get_task(name), config)

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from cases import cases
 
 import prepare_cache
 from ups.common import files
@@ -418,22 +419,7 @@ def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
 # ----------------------------------------------------------------------------------------------------- damage
 
 
-def test_missing_cache_names_make_cache(built, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no cache of burgers1d .*`make cache`"):
-        open_cache(replace(built, cache=replace(built.cache, root=str(tmp_path))), "burgers1d")
-
-
-@pytest.mark.parametrize(
-    ("override", "found"),
-    [
-        ("task.advection1d.patch=8", "patch 4 -> 8"),
-        ("task.advection1d.dim=3", "dim 0 -> 3"),
-        ("task.advection1d.time_stride=2", "time_stride 1 -> 2"),
-        ("data.val_fraction=0.2", "val_fraction 0.1 -> 0.2"),
-        ("task.advection1d.parameters=[0.4,4.0]", "parameters"),
-        ("data.seed=7", "seed 2022 -> 7"),
-    ],
-)
+@pytest.mark.parametrize(("override", "found"), cases("cache.stale"))
 def test_stale_cache_is_refused_with_the_change_and_the_command(built, override, found):
     config = settings(Path(built.cache.root).parent, override)
     with pytest.raises(
@@ -583,20 +569,7 @@ def test_non_finite_data_are_refused_with_trajectory_and_frame(tmp_path):
             data["tensor"][trajectory, 5, 3] = 0
 
 
-@pytest.mark.parametrize(
-    ("override", "found"),
-    [
-        (
-            "task.advection1d.resolution=64",
-            r"has \(32,\) cells \(after striding\); expected \(64,\).*resolution",
-        ),
-        ("task.advection1d.num_frames=9", "has 7 frames .*expected 9.*num_frames"),
-        (
-            "task.advection1d.num_trajectories=50",
-            "has 12 trajectories; expected at least 50.*num_trajectories",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "found"), cases("cache.other_data"))
 def test_data_unlike_the_configuration_are_refused(built, tmp_path, override, found):
     with pytest.raises(ValueError, match=found):
         build_cache(fresh(built, tmp_path, override), "advection1d", progress=False)

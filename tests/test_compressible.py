@@ -4,23 +4,20 @@ finer runs; its starts against the documented distributions."""
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-import prepare_data
 import ups
-from ups.data.generate import generation_settings, write_data
+from ups.data.generate import generation_settings
 from ups.models.constraints import densities
 from ups.tasks import get_task
-from ups_solvers import SOLVERS, gas
+from ups_solvers import gas
 from ups_solvers.compressible import RandomWaves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups_solvers.initial import cell_centres, random_stream
-from ups_solvers.processes import solve
 
 
 def run(
@@ -356,42 +353,11 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
 # ---------------------------------------------------------------- tasks
 
 
-def test_a_file_of_the_previous_solver_is_refused(tmp_path):
-    """prepare_data.py does not continue or keep a file whose numbers this solver would not compute."""
-    made = {
-        "seed": 0,
-        "num_trajectories": 3,
-        "resolution": 8,
-        "num_frames": 2,
-        "t_end": 0.01,
-        "parameter": 0.1,
-    }
-    path = tmp_path / "cfd1d" / get_task("cfd1d").file_for(0.1)
-    path.parent.mkdir()
-    write_data(
-        path,
-        "cfd1d",
-        partial(solve, "cfd1d"),
-        generation_settings("cfd1d", f"ups {ups.__version__}", **made),
-        chunk=3,
-    )
-    arguments = [
-        f"data.root={tmp_path}",
-        "data.tasks=[cfd1d]",
-        "data.seed=0",
-        "--workers=1",
-        *[
-            f"task.cfd1d.{key}={made[key]}"
-            for key in ("num_trajectories", "resolution", "num_frames", "t_end")
-        ],
-        "task.cfd1d.parameters=[0.1]",
-        "task.cfd1d.patch=1",
-    ]
-    with pytest.raises(ValueError, match=r"generator is 'ups [0-9.]+' there, 'ups [0-9.]+, solver 2' now"):
-        prepare_data.main(arguments)
-    path.unlink()
-    assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
-    assert SOLVERS["burgers1d"].edition == 1  # whose files stay what they are
+def test_a_file_names_the_edition_of_its_solver():
+    """test_pdebench.py: a file of other settings is neither continued nor kept."""
+    made = dict(seed=0, num_trajectories=3, resolution=8, num_frames=2, t_end=0.01, parameter=0.1)
+    names = [generation_settings(task, **made)["generator"] for task in ("cfd1d", "burgers1d")]
+    assert names == [f"ups {ups.__version__}, solver 2", f"ups {ups.__version__}"]
 
 
 def test_forecasts_keep_the_densities_that_the_solver_keeps():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 
 import prepare_data
 from ups.common.text import read_yaml
@@ -29,29 +30,7 @@ def refusal(*overrides, overlay=None, tmp_path=None):
 # ---------------------------------------------------------------- run.name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        " ",
-        ".",
-        "..",
-        "../elsewhere",
-        "/tmp/run",
-        "a/b",
-        "a\\b",
-        ".hidden",
-        "-rf",
-        "a..b",
-        "a.",
-        "a b",
-        "a\n",
-        "a\x00b",
-        "~",
-        "$HOME",
-        "n" * 101,
-    ],
-)
+@pytest.mark.parametrize("name", cases("config.run_names"))
 def test_a_run_name_that_is_no_folder_of_its_own_is_refused(name, tmp_path):
     overlay = yaml.safe_dump({"run": {"name": name, "root": str(tmp_path)}})
     said = refusal(overlay=overlay, tmp_path=tmp_path)
@@ -180,44 +159,7 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
 # ---------------------------------------------------------------- what to do next
 
 
-@pytest.mark.parametrize(
-    ("overlay", "what", "do"),
-    [
-        ("run: {name: 5}", "run.name is 5; expected text", "Change run.name in your overlay"),
-        ("run: [1]", "section run is [1]; expected a mapping", "Change section run in your overlay"),
-        ("[1]", "holds a list; expected a mapping of sections", "See configs/small.yaml for one."),
-        ("run: {seed: 1, seed: 2}", "duplicate key 'seed' in", "Remove one of the two."),
-        ("run: {seed: [}", "is not valid YAML", "correct that line."),
-        (
-            "evaluate: {stages: 1}",
-            "evaluate.stages is 1; expected a list",
-            "Change evaluate.stages in your overlay",
-        ),
-        (
-            "evaluate: {max_nrmse: 1}",
-            "evaluate.max_nrmse is 1; expected a mapping",
-            "Change evaluate.max_nrmse in your overlay",
-        ),
-        (
-            "evaluate: {quality: maybe}",
-            "evaluate.quality is 'maybe'; expected true or false",
-            "Change evaluate.quality in your overlay",
-        ),
-        ("run: {seed: .inf}", "run.seed is inf; expected a whole number", "Change run.seed in your overlay"),
-        (
-            "runs: {}",
-            "unknown key runs; did you mean 'run'? Expected one of: run, data",
-            "Rename or remove it.",
-        ),
-        ("include: overlay.yaml", "includes itself", "Remove one include."),
-        (
-            "data: {tasks: [bugers1d]}",
-            "unknown task 'bugers1d'; did you mean 'burgers1d'?",
-            "(key data.tasks), or a user task",
-        ),
-        ("data: {tasks: []}", "data.tasks is empty; expected at least one task", "Known: advection1d"),
-    ],
-)
+@pytest.mark.parametrize(("overlay", "what", "do"), cases("config.overlays"))
 def test_messages_say_what_is_wrong_and_what_to_do(overlay, what, do, tmp_path):
     said = refusal(overlay=overlay, tmp_path=tmp_path)
     assert what in said and do in said

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from ups.config.load import load_config, to_dict
@@ -43,7 +44,7 @@ from ups.generative.student import (
 )
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import member_noise
-from ups.select import MAX_CRPS_RATIO, tuning_ratio
+from ups.select import tuning_ratio
 from ups.training.optim import split_parameters
 from ups_discovery.seeds import generator
 
@@ -331,32 +332,7 @@ def test_residuals_that_are_zero_in_every_other_row_are_compared_by_their_mean_s
 FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "std_val_error": 0.02}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (
-            {"ratio": 0.8994},
-            r"residuals of burgers1d where the corrector trains are 0.899 times those of validation "
-            r"\(standard error 0.020\); expected at least 0.9 \(diffusion.min_residual_ratio\)",
-        ),
-        (
-            {"std_val": 1.2},
-            r"the whitened residual of burgers1d has a standard deviation of 1.000 in training and 1.200 "
-            r"\(standard error 0.020\) in validation; expected 0.95 to 1.05 and 0.87 to 1.15 "
-            r"\(diffusion.max_wh",
-        ),
-        (
-            {"std_val": 0.8},
-            "of 1.000 in training and 0.800 .standard error 0.020. in validation; expected 0.95",
-        ),
-        (
-            {"std_train": 0.9},
-            "of 0.900 in training and 1.000 .standard error 0.020. in validation; expected 0.95",
-        ),
-        ({"std_val": math.nan}, "of 1.000 in training and nan .standard error 0.020. in validation"),
-        ({"ratio": math.nan}, "burgers1d where the corrector trains are nan times those of validation"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "text"), cases("corrector.overconfident"))
 def test_residuals_that_would_make_a_corrector_overconfident_are_refused(wrong, text):
     diffusion = load_config().diffusion
     limits = diffusion.min_residual_ratio, diffusion.max_whitened_std
@@ -463,25 +439,7 @@ def test_the_pair_loss_weighs_whitened_and_scaled_differences_equally():
 STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}
 
 
-@pytest.mark.parametrize(
-    ("change", "ratio"),
-    [
-        ({"crps": 0.9}, 0.9),
-        ({"crps": 0.9, "spread_skill": 1.05, "energy": 1.9}, 0.9),
-        ({"crps": MAX_CRPS_RATIO}, MAX_CRPS_RATIO),
-        ({"crps": 0.999}, None),
-        ({"crps": 1.1}, None),
-        ({"crps": 0.9, "spread_skill": 0.85}, None),
-        ({"crps": 0.9, "variance": 0.9}, 0.9),
-        ({"crps": 0.9, "variance": 1.1}, 0.9),
-        ({"crps": 0.9, "variance": 0.7}, None),
-        ({"crps": 0.9, "variance": 1.3}, None),
-        ({"crps": 0.9, "spread_skill": 1.2}, None),
-        ({"crps": 0.9, "energy": 2.01}, None),
-        ({}, None),
-        ({"crps": math.nan}, None),
-    ],
-)
+@pytest.mark.parametrize(("change", "ratio"), cases("corrector.tuning"))
 def test_tuning_passes_only_if_one_score_improves_and_none_worsens(change, ratio):
     assert tuning_ratio({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
 

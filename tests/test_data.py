@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from cases import cases
 from local_server import PlannedHandler, serving
 
 import prepare_data
@@ -255,22 +256,6 @@ def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, mon
     assert not download.is_verified(path, MD5)  # changed since
 
 
-def test_an_unknown_id_is_not_tried_again(server, tmp_path):
-    server.plan = [404]
-    with pytest.raises(
-        ValueError, match=r"api/1 answered 404 Not Found; expected the file a.hdf5. Check data.url"
-    ):
-        get(server, tmp_path / "a.hdf5")
-    assert len(server.ranges) == 1
-
-
-def test_no_progress_ends_after_the_retries_and_says_where_it_continues(server, tmp_path):
-    server.plan = ["cut"] + ["nothing"] * 9
-    with pytest.raises(ConnectionError, match=r"no new data in 3 attempts .*continues at byte 1048576"):
-        get(server, tmp_path / "a.hdf5", retries=2)
-    assert partial_path(tmp_path / "a.hdf5").stat().st_size == 2**20
-
-
 def test_a_server_that_ignores_ranges_and_cuts_is_given_up(server, tmp_path):
     """It brings a MiB and half a MiB in turn: counted by the size of a file that starts again, always
     something new."""
@@ -285,35 +270,17 @@ def test_a_server_that_ignores_ranges_and_cuts_is_given_up(server, tmp_path):
     assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("have", [0, 1000])
-def test_a_server_that_always_answers_416_is_named(server, tmp_path, have):
-    partial_path(tmp_path / "a.hdf5").write_bytes(b"x" * have)
-    server.plan = [416] * 30
-    with pytest.raises(ValueError, match="api/1 answered 416 .*; expected the file a.hdf5. Check data.url"):
-        get(server, tmp_path / "a.hdf5")
-    assert len(server.ranges) == 1 + bool(have)
-
-
-@pytest.mark.parametrize(
-    ("plan", "words", "most"),
-    [("endless", "gives a.hdf5 no length", 0), ("longer, cut", r"lengths of \d+ and \d+ bytes", 2**21)],
-)
-def test_a_file_without_an_end_is_refused(server, tmp_path, plan, words, most):
-    server.plan = [plan] * 30
-    with pytest.raises(ValueError, match=rf"api/1 .*{words}; expected one \(Content-Length\)"):
-        get(server, tmp_path / "a.hdf5")
+@pytest.mark.parametrize(("have", "plan", "error", "words", "requests", "bytes"), cases("data.servers"))
+def test_a_server_that_never_gives_the_whole_file_is_given_up_by_its_fault(
+    server, tmp_path, have, plan, error, words, requests, bytes
+):
+    """have: bytes of the file that are there; bytes: the most that stay."""
     left = partial_path(tmp_path / "a.hdf5")
-    assert (left.stat().st_size if left.exists() else 0) <= most and len(server.ranges) <= 2
-
-
-@pytest.mark.parametrize("plan", ["drip", "drip in the head"])
-def test_a_server_that_drips_is_given_up(server, tmp_path, plan):
-    server.plan = [plan] * 30
-    with pytest.raises(
-        ConnectionError, match=r"no new data in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"
-    ):
+    left.write_bytes(b"x" * have)
+    server.plan = [*plan, *plan[-1:] * 30]
+    with pytest.raises({"value": ValueError, "connection": ConnectionError}[error], match=words):
         get(server, tmp_path / "a.hdf5", retries=2, timeout_s=0.3)
-    assert len(server.ranges) == 3
+    assert len(server.ranges) == requests and (left.stat().st_size if left.exists() else 0) <= bytes
 
 
 def test_a_download_is_not_written_through_a_planted_name(server, tmp_path):

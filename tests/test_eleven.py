@@ -9,40 +9,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import cases
 
 from bench import numerics, table
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
 SMALL = {"seed": 3, "resolution": 32, "num_frames": 5}
-ENDS = {
-    "cfd1d": 0.1,
-    "cfd2d": 0.1,
-    "cfd3d": 0.05,
-    "darcy2d": 1.0,
-    "diff_react2d": 0.5,
-    "shallow_water2d": 0.2,
-    "ns_incom2d": 0.1,
-    "diff_sorp1d": 100.0,
-}
-PARAMETERS = {
-    "advection1d": 0.4,
-    "burgers1d": 0.05,
-    "reacdiff1d": 0.5,
-    "cfd1d": 0.1,
-    "cfd2d": 0.1,
-    "cfd3d": 0.1,
-    "darcy2d": 1.0,
-}
+ENDS = cases("eleven.ends")
+PARAMETERS = cases("eleven.parameters")
 # of the last frame's RMS: these are coarse schemes on few cells, a wrong equation is off by the field itself
-CLOSE = {
-    "burgers1d": 0.02,
-    "reacdiff1d": 0.01,
-    "diff_sorp1d": 0.02,
-    "cfd1d": 0.1,
-    "darcy2d": 0.1,
-    "shallow_water2d": 0.02,
-}
+CLOSE = cases("eleven.close")
 
 
 def made(task, count=2, **changes):

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import cases
 from commands import python, run
 
 import ups
@@ -172,22 +173,7 @@ def test_data_of_another_folder_are_prepared_there_and_its_modules_are_not_impor
 # ------------------------------------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("trian my.yaml", "no command 'trian'; expected one of: describe, check, train, report, forecast, "),
-        ("check no.yaml", "no configuration file no.yaml; expected a YAML file. Name another, or write one"),
-        ("describe no.nc", "there is no file no.nc; expected "),
-        (
-            "forecast in.h5 --run no --task burgers1d --output out.h5",
-            f"there is no folder no; expected a run, .* Run make -f {ROOT}/Makefile operator RUN=no",
-        ),
-        (
-            "sample in.h5 --run no --task burgers1d --output out.h5 --members 0",
-            "--frames is 1 and --members 0; expected at least 1 frame, and 1 members or more",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), cases("elsewhere.commands"))
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, monkeypatch, words, text):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ValueError, OSError)) as caught:

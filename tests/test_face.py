@@ -25,8 +25,8 @@ import loop_stage
 import numpy as np
 import pytest
 import torch
-import yaml
 from call_path import CallPath, path_of
+from cases import cases, configured
 from commands import python
 from finished import write_stage
 from packaging.requirements import Requirement
@@ -60,38 +60,7 @@ MOST_OF_SAMPLE, MOST_OF_FRAME = CallPath(130, 28, 19), CallPath(80, 23, 18)
 def folder(tmp_path_factory) -> Path:
     """Data and a run of every stage, trained for a few steps by the scripts themselves."""
     root = tmp_path_factory.mktemp("face")
-    train = {"steps": 2, "validate_every": 2, "save_every": 2, "batch_size": 4, "validate_trajectories": 2}
-    size = {"width": 16, "depth": 1, "modes": 4}
-    settings = {
-        "include": str(ROOT / "configs" / "smoke.yaml"),
-        "run": {"name": "tiny", "root": str(root)},
-        "data": {"tasks": list(TASKS), "root": str(root / "data")},
-        "cache": {"root": str(root / "cache")},
-        "task": {
-            "burgers1d": {"base": ["transport"]},
-            "diff_react2d": {"base": ["propagator"]},
-            "burgers1d_hidden": {"base": ["propagator"]},
-            "burgers1d_forced": {
-                "num_trajectories": 24,
-                "num_frames": 16,
-                "t_end": 0.375,
-                "resolution": 64,
-                "base": ["propagator"],
-            },
-        },
-        "operator": {"base_steps": 5, "train": train, "model": size},
-        "diffusion": {
-            "scale_steps": 5,
-            "train": train,
-            "model": size,
-            "min_residual_ratio": 1e-3,
-            "max_whitened_std": 1e3,
-        },
-        "consistency": {"train": train, "pool_batches": 4},
-        "steady": {"scale_steps": 5, "train": train, "model": size},
-    }
-    (root / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    config = ["--config", str(root / "tiny.yaml")]
+    config = ["--config", str(configured(root, "face.configuration"))]
     assert prepare_data.main(config) == 0 and prepare_cache.main(config) == 0
     stages = ("operator", "diffusion", "consistency", "steady")
     loop_stage.run_scripts(root, config, *(f"train_{stage}" for stage in stages))
@@ -142,53 +111,11 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
     assert alone.sample("burgers1d_hidden", u0, members=2).shape == (2, 2, 1, 1, 64)
 
 
-@pytest.mark.parametrize(
-    ("ask", "text"),
-    [
-        (
-            lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
-            "darcy2d_grf has no samples; "
-            r"expected prior\(task, a_observed, mask\), as it is steady",
-        ),
-        (
-            lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
-            "has no samples by 'prior'; expected sample",
-        ),
-        (
-            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"),
-            "by 'techer'; expected sample",
-        ),
-        (
-            lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1),
-            "has no samples of burgers1d; expected one of burgers1d_hidden, burgers1d_forced, whose "
-            "residuals it has learnt. Set task.burgers1d.reserve",
-        ),
-        (
-            lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")),
-            "this operator does not know 'cfd1d'; expected one of",
-        ),
-        (
-            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
-            "members is 0; expected a whole number, at least 1",
-        ),
-        (
-            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=2.5),
-            "members is 2.5",
-        ),
-        (
-            lambda model: model.sample("burgers1d_hidden", np.ones((3, 1, 64), "float32"), rows=[0, 1]),
-            "was given 2 row numbers for a batch of 3; expected one whole number for each",
-        ),
-        (
-            lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))),
-            r"a mask of shape \(16, 16\); "
-            r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_by_name(model, ask, text):
+@pytest.mark.parametrize(("call", "task", "shape", "options", "text"), cases("face.draws"))
+def test_what_cannot_be_drawn_is_refused_by_name(model, call, task, shape, options, text):
+    options = {key: np.ones(value) if key == "mask" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=text):
-        ask(model)
+        getattr(model, call)(task, np.ones(shape, "float32"), **options)
 
 
 def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path):
@@ -623,20 +550,7 @@ def test_dates_of_other_calendars_go_on_by_their_own_step(model):
     assert [type(date) for date in found] == [NoLeap, NoLeap] and [date.days for date in found] == [61, 62]
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        (">f4", "float32"),
-        (">f8", "float64"),
-        ("longdouble", "float64"),
-        ("float16", "float32"),
-        ("float64", "float64"),
-        (">i4", "float64"),
-        ("int8", "float32"),
-        ("bool", "float32"),
-        ("uint16", "float32"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "answer"), cases("face.numbers"))
 def test_numbers_of_every_kind_are_converted_and_the_answer_is_floating(model, kind, answer):
     u0 = np.round(field(model, "burgers1d")).astype(kind)
     found = model.forecast("burgers1d", u0, num_frames=2)
@@ -1159,26 +1073,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
         np.testing.assert_array_equal(drawn[:, -3:], right)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
-        (["--frames", "-2"], "--frames is -2 and --members 0; expected at least 1 frame"),
-        (
-            ["--frames", "2000000000"],
-            r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
-        ),
-        (["--rows", "all"], "--rows is 'all'; expected"),
-        (["--context", "99"], "--context is 99; expected at least 1, the history of burgers1d, and at"),
-        (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
-        (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
-        (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
-        (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
-        (["--task", "burger1d"], "does not know 'burger1d'"),
-        (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
-        (["--members", "2"], "has no samples of burgers1d"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), cases("face.predict"))
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):
     given = arguments(folder, tmp_path / "out.h5")
     with pytest.raises(ValueError, match=text), warnings.catch_warnings():

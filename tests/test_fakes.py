@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from entries import place
 from test_base_selection import base_alone
 from torch import Tensor
@@ -276,45 +277,18 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
 
 # ---- the fakes of bench/power.py, through the gate on samples
 
-UNDECIDED = {  # with so few starts; all others are refused
-    ("burgers1d_forced", 40): {
-        "deviations of another start",
-        "x1.5 of the energy from wave 4 on",
-        "x1.12",
-        "x0.88",
-        "permuted at lead 2",
-        "deviations a quarter of the box away",
-        "bias of 0.3 in strong, -0.3 in weak states",
-        "x1.2 in the left, x0.77 in the right half",
-        "smoothed over neighbouring cells",
-    },
-    ("barkley2d", 16): {
-        "x1.25 and x0.75 in turn by start",
-        "half of the energy from wave 4 on",
-        "x1.5 of the energy from wave 4 on",
-        "x1.25 in strong, x0.78 in weak states",
-        "x1.12",
-        "x0.88",
-        "bias of 0.3 standard deviations",
-        "kicks in the left half",
-        "every eighth start without kicks",
-        "kicks at 16 places",
-        "waves moved by up to 4 cells",
-        "bias of 0.3 in strong, -0.3 in weak states",
-        "x1.2 in the left, x0.77 in the right half",
-    },
-}
 
-
-@pytest.mark.parametrize(("task", "starts"), UNDECIDED)
-def test_every_fake_of_the_list_is_refused_or_undecided_and_exact_samples_are_not_refused(task, starts):
+@pytest.mark.parametrize(("task", "starts", "undecided"), cases("fakes.undecided"))
+def test_every_fake_of_the_list_is_refused_or_undecided_and_exact_samples_are_not_refused(
+    task, starts, undecided
+):
     world = power.make_world(task, starts)
     found = {
         name: power.judge(world, members, None, slice(starts))
         for name, members in (power.fakes(world) | power.unlisted(world)).items()
     }
     assert "FAIL" not in {found.pop("exact"), found.pop("exact, other noise")}
-    assert {name for name, one in found.items() if one != "FAIL"} <= UNDECIDED[task, starts], found
+    assert {name for name, one in found.items() if one != "FAIL"} <= {*undecided}, found
     assert "pass" not in found.values(), found
 
 

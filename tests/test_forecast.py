@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from finished import write_stage
 from test_base_selection import make_caches
 from torch import Tensor
@@ -147,20 +148,6 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 
 
-def test_the_forecast_has_the_array_type_of_the_input(trained):
-    operator = trained[0]
-    u0, parameters = given(trained, "burgers1d")
-    right = forecast(operator, "burgers1d", u0, parameters, 2)
-    as_numpy = forecast(operator, "burgers1d", u0[:, 0].double().numpy(), parameters.numpy(), 2)
-    assert isinstance(as_numpy, np.ndarray) and as_numpy.dtype == np.float64 and as_numpy.shape == right.shape
-    np.testing.assert_allclose(as_numpy, right.numpy(), rtol=1e-6, atol=1e-6)
-    for one in (parameters[0].tolist(), float(parameters[0, 0])):  # one value for all rows
-        # to rounding: products of one row and of two may differ
-        alone = forecast(operator, "burgers1d", u0[:1], one, 2)
-        torch.testing.assert_close(alone, right[:1], rtol=1e-4, atol=1e-5)
-    assert not right.requires_grad
-
-
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("factor", [0.5, 2, 0.8])
 def test_another_grid_is_refused_or_on_request_gives_the_numbers_of_the_trained_one(trained, name, factor):
@@ -217,25 +204,7 @@ FIELDS = {  # task -> (change of the start u0, message)
         (lambda u: u[:, 0, 0], r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
     ],
 }
-OPTIONS = {  # task -> (changed options, message)
-    "burgers1d": [
-        ({"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on"),
-        ({"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
-        ({"dt": math.nan}, "burgers1d was given the time step nan"),
-        ({"parameters": None}, "needs the parameter Nu; it was trained with values from 0.05 to 0.1. Pass"),
-        ({"parameters": []}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Pass"),
-        ({"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
-        ({"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
-        ({"parameters": {"nu": 0.1}}, "has no parameter 'nu'; it was trained with Nu. Pass parameters="),
-        ({"num_frames": 0}, "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1"),
-        ({"parameters": 0.04}, "was given Nu = 0.04; expected 0.05 to 0.1, the range of its training"),
-        ({"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
-        ({"parameters": math.nan}, "burgers1d was given Nu = nan"),
-        ({"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
-    ],
-    "darcy2d": [({"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady")],
-    "advection1d_hidden": [({"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None")],
-}
+OPTIONS = cases("forecast.options")  # task -> (changed options, message)
 REFUSED = [
     *((name, {"u0": change}, text) for name, rows in FIELDS.items() for change, text in rows),
     *((name, change, text) for name, rows in OPTIONS.items() for change, text in rows),
@@ -258,20 +227,14 @@ def test_input_unlike_the_training_data_is_refused_by_name(trained, name, change
         forecast(**{**asked, **change})
 
 
-def test_a_parameter_outside_the_trained_range_is_served_where_that_is_accepted(trained):
+def test_what_is_outside_the_trained_range_is_served_where_that_is_accepted(trained):
     u0, parameters = given(trained, "burgers1d")
-    outside = quietly(trained[0], "burgers1d", u0, 0.04, 2, extrapolate=True)
     inside = forecast(trained[0], "burgers1d", u0, parameters, 2)
-    assert outside.isfinite().all() and not torch.equal(outside, inside)
-    assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()  # 0.1 but for rounding
-
-
-def test_a_start_outside_the_trained_range_is_served_where_that_is_accepted(trained):
-    u0, parameters = given(trained, "burgers1d")
-    low, high = float(u0.min()), float(u0.max())
-    # within the bounds
-    assert forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()
-    assert quietly(trained[0], "burgers1d", 9 * u0, parameters, 2, extrapolate=True).isfinite().all()
+    for start, nu in ((u0, 0.04), (9 * u0, parameters)):
+        outside = quietly(trained[0], "burgers1d", start, nu, 2, extrapolate=True)
+        assert outside.isfinite().all() and not torch.equal(outside, inside)
+    nearly = u0 - float(u0.max() - u0.min()) / 4, np.float32(0.1)  # within the bounds; 0.1 but for rounding
+    assert forecast(trained[0], "burgers1d", *nearly, 2).isfinite().all()
 
 
 def test_a_forecast_that_blows_up_names_the_frame(trained):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from test_certainty import burgers
 from test_equation import Trajectories, found, waves
 
@@ -67,18 +68,7 @@ def test_the_state_of_a_positive_field_is_its_logarithm_and_the_films_stay_as_th
     torch.testing.assert_close(films.s[:, :, 1], (u[:, :, 1] / size[1]).log())
 
 
-@pytest.mark.parametrize(
-    ("shape", "cell", "arguments", "words"),
-    [
-        ((4, 8, 16), [0.1], {}, r"films have the shape \(4, 8, 16\); expected films, time, channel and 1"),
-        ((4, 8, 1, 16), [0.1, 0.1], {}, r"cell is \[0.1, 0.1\]; expected the width of a cell along 1 axes"),
-        ((4, 8, 1, 16), [0.1], {"boundary": "open"}, "boundary is 'open'; expected one of periodic, no_flux"),
-        ((4, 8, 2, 16), [0.1], {"fields": ["u"]}, "fields are .*; expected one name for every channel"),
-        ((4, 8, 1, 16), [0.1], {"positive": ["h"]}, "positive is .*; expected some of the fields"),
-        ((4, 8, 1, 16), [0.1], {"positive": ["u"]}, "u has values of 0 or less; expected none"),
-        ((4, 2, 1, 16), [0.1], {}, "no equation explains the films better than persistence does"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "cell", "arguments", "words"), cases("found_equation.films"))
 def test_films_that_have_no_equation_are_refused(shape, cell, arguments, words):
     u = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match=words):

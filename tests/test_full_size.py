@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import cases
 from commands import python
 
 from ups.data.layout import allocated
@@ -40,35 +41,7 @@ def settings(task: str, folder: Path, num: int, *more: str) -> list[str]:
 
 # arrays, name, published shape (in 3D half as many cells, nine frames), last time, trajectories asked for,
 # attributes, and the MiB of memory; of whole trajectories those of cfd3d would take 1800
-FILES = {
-    "advection1d": (
-        ["tensor"],
-        "1D_Advection_Sols_beta1.0.hdf5",
-        (10000, 201, 1024),
-        2.0,
-        300,
-        {"beta": 1.0},
-        256,
-    ),
-    "cfd2d": (
-        ["density", "pressure", "Vx", "Vy"],
-        "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
-        (10000, 21, 128, 128),
-        1.0,
-        16,
-        {"eta": 0.1, "zeta": 0.1, "M": 0.1},
-        256,
-    ),
-    "cfd3d": (
-        ["density", "pressure", "Vx", "Vy", "Vz"],
-        "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
-        (100, 9, 64, 64, 64),
-        1.0,
-        3,
-        {"eta": 1e-8, "zeta": 1e-8, "M": 1.0},
-        700,
-    ),
-}
+FILES = cases("full_size.files")
 
 
 @pytest.mark.parametrize("task", FILES)

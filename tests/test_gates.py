@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from entries import drop, entry_of, place
 from test_report import example, task_entry, waves
 
@@ -397,16 +398,7 @@ def test_less_data_makes_a_gate_harder():
     assert "score/t/corrector" in names and not any(name.startswith("finite") for name in names)
 
 
-@pytest.mark.parametrize(
-    ("error", "ratio", "usable", "words"),
-    [
-        ((0.75, 0.72, 0.78), 0.8, False, "more than a quarter of the field's energy is wrong"),
-        ((0.45, 0.38, 0.52), 0.5, False, "more than a quarter"),
-        ((0.26, 0.23, 0.30), 0.3, True, "Usable: its relative error is 0.26"),
-        ((0.3, 0.2, 0.4), 1.01, False, "not clearly better than the last known frame"),
-        ((None, None, None), None, False, "not finite"),
-    ],
-)
+@pytest.mark.parametrize(("error", "ratio", "usable", "words"), cases("gates.usability"))
 def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
     models = {

@@ -5,7 +5,6 @@ The ranks are processes that import no more; their work is a line of Python.
 """
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import cases
 from commands import wait_for
 
 from ups.common.place import ROOT
@@ -112,32 +112,11 @@ def heartbeat(rank, quiet_s=9.0, is_deaf=False, **record):
     return found
 
 
-@pytest.mark.parametrize(
-    ("second", "grace_s", "words", "at_fault"),
-    [
-        ({"quiet_s": 1.0}, math.inf, None, ()),  # it still makes progress
-        ({"quiet_s": 1.0, "is_waiting": False}, 0.5, "no progress for 1 s; the laggard is rank 1: D1", (1,)),
-        ({"is_waiting": False}, math.inf, "no progress for 9 s; the laggard is rank 1: D1", (1,)),
-        (
-            {"is_waiting": False, "is_deaf": True},
-            math.inf,
-            "no progress for 9 s; the laggard is rank 1: its process does not answer; D1",
-            (1,),
-        ),
-        (
-            {"collectives": 1},
-            math.inf,
-            "the ranks are out of step: rank 1 entered 1 collectives, another 2; it is D1",
-            (1,),
-        ),
-        ({"doing": "gathering"}, math.inf, "the ranks are out of step: rank 0 is D0; rank 1 is D1", ()),
-        ({}, math.inf, "no progress for 9 s: every rank waits in the same place (summing gradients)", ()),
-    ],
-)
+@pytest.mark.parametrize(("second", "grace_s", "words", "at_fault"), cases("guard.stalls"))
 def test_the_rank_that_holds_up_the_others_is_named(second, grace_s, words, at_fault):
     found = find_stall([heartbeat(0), heartbeat(1, **second)], NOW, "D{}".format, grace_s=grace_s)
     assert (found is None) == (words is None)
-    assert found is None or (found[0].startswith(words) and found[1] == at_fault)
+    assert found is None or (found[0].startswith(words) and [*found[1]] == at_fault)
 
 
 def test_heartbeats_count_collectives_and_a_silent_guard_is_deaf():

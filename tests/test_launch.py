@@ -16,6 +16,7 @@ import time
 
 import pytest
 import yaml
+from cases import cases
 from commands import python, run, supervisor, wait_for
 
 from ups.common.place import ROOT
@@ -238,16 +239,7 @@ def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
 
 @pytest.mark.parametrize(
     ("topology", "work", "code", "words"),
-    [
-        ("cpu", REFUSES, 2, "launch: refused: because\n"),
-        (
-            "cpu2",
-            "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)",
-            1,
-            "launcher: rank 1 (process N) was ended by SIGKILL\n"
-            "launch: not started again: it ended with exit code 1 before any rank was ready\n",
-        ),
-    ],
+    cases("launch.buried"),
     ids=["refused", "killed"],
 )
 def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work, code, words):
@@ -360,19 +352,7 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            ["--config_file", "nowhere.yaml", "x.py"],
-            "no topology file nowhere.yaml; expected one of accelerate_configs/",
-        ),
-        (
-            ["--config_file", "nowhere.yaml"],
-            "no script; expected accelerate launch's options, a script and its arguments",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), cases("launch.refused"))
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
     done = python("-m", "ups_launch", *words)
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import cases
 from commands import python
 
 from ups.data.layout import allocated
@@ -16,26 +17,9 @@ from ups.tasks.published import FURTHER
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM, FRAMES = 5, 4
-SINGLE = {  # task: arrays of its channels, name of its file, attributes; (b, t, x[, y[, z]])
-    "advection1d": (["tensor"], "1D_Advection_Sols_beta0.4.hdf5", {"beta": 0.4}),
-    "burgers1d": (["tensor"], "1D_Burgers_Sols_Nu0.01.hdf5", {"Nu": 0.01}),
-    "reacdiff1d": (["tensor"], "ReacDiff_Nu0.5_Rho1.0.hdf5", {"Nu": 0.5, "rho": 1.0}),
-    "cfd1d": (
-        ["density", "pressure", "Vx"],
-        "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5",
-        {"eta": 0.1, "zeta": 0.1},
-    ),
-    "cfd2d": (
-        ["density", "pressure", "Vx", "Vy"],
-        "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
-        {"eta": 0.1, "zeta": 0.1, "M": 0.1},
-    ),
-    "cfd3d": (
-        ["density", "pressure", "Vx", "Vy", "Vz"],
-        "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
-        {"eta": 1e-8, "zeta": 1e-8, "M": 1.0},
-    ),
-}
+SINGLE = cases(
+    "layouts.single"
+)  # task: arrays of its channels, name of its file, attributes; (b, t, x[, y[, z]])
 MULT = {
     "diff_sorp1d": ("1D_diff-sorp_NA_NA.h5", "x", 1),
     "diff_react2d": ("2D_diff-react_NA_NA.h5", "yx", 2),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from cases import cases
 from loop_stage import launch
 from safetensors.torch import load_file
 
@@ -330,41 +331,7 @@ def test_ranks_are_compared_by_everything_that_they_share(monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    ("world", "environment", "overrides", "text"),
-    [
-        (
-            1,
-            {"UPS_EXPECT_WORLD": "2"},
-            [],
-            "2 processes were asked for (UPS_EXPECT_WORLD), but this launch has 1",
-        ),
-        (
-            1,
-            {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "1"},
-            [],
-            "asked for several processes and started one",
-        ),
-        (
-            2,
-            {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "0"},
-            [],
-            "this machine shows none; each would believe",
-        ),
-        (
-            2,
-            {"ACCELERATE_USE_FSDP": "true"},
-            [],
-            "FSDP was asked for and Accelerate made MULTI_CPU; expected FSDP",
-        ),
-        (
-            2,
-            {},
-            ["operator.train.batch_size=1", "operator.train.micro_batch=1"],
-            "at least one row for each of the 2 processes",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("world", "environment", "overrides", "text"), cases("loop.launches"))
 def test_launches_that_would_not_give_what_was_asked_for_are_refused(
     tmp_path, world, environment, overrides, text
 ):

@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from cases import cases
 from finished import write_stage
 from safetensors.torch import load_file
 from test_base_selection import TINY, make_caches
@@ -31,7 +32,7 @@ from toy_codec import fit_codec
 import train_operator
 import ups.training.run
 from ups.common.device import precision_in_words
-from ups.common.place import ROOT, make_target
+from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
@@ -858,50 +859,13 @@ def run_here(main_here):
     return partial(main_here, "train_operator", "--config", str(ROOT / "configs" / "smoke.yaml"))
 
 
-def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, reference, run_here):
-    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
-    code, output = run_here(*overrides_of(caches, reference))
-    assert code == 0 and "smoke/operator is finished and up to date: nothing to do" in output
-    assert before == {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
-
-
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("task.advection1d.history=16", "task.advection1d leaves 16 frames to train on"),
-        (
-            "task.advection1d.history=11",
-            "evaluate.context_frames is 10; expected at least task.advection1d.history 11 and fewer",
-        ),
-        (
-            "evaluate.context_frames=14",
-            "evaluate.context_frames is 14; expected at least task.diff_react2d.history 2 and fewer "
-            "than the 14 frames of diff_react2d",
-        ),
-        ("cache.root=nowhere", "no cache of advection1d"),
-        ("cache.root=nowhere", "`make cache`"),
-    ],
-)
+@pytest.mark.parametrize(("override", "text"), cases("operator.refused"))
 def test_too_few_frames_or_no_cache_is_refused_before_anything_is_made(
     caches, tmp_path, run_here, override, text
 ):
     code, output = run_here(*overrides_of(caches, tmp_path / "runs"), override)
     assert code == 2 and text in output and "Traceback" not in output, output
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, monkeypatch, run_here):
-    monkeypatch.chdir(tmp_path)
-    code, output = run_here("--dry-run", *overrides_of(caches, tmp_path / "runs"))
-    assert code == 0 and list(tmp_path.iterdir()) == []
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
-    assert f"{STEPS} steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
-    assert f"on {', '.join(config.data.tasks)}" in output and "parents are there; " not in output
-    arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
-    code, output = run_here("--dry-run", *arguments)
-    assert code == 0 and f"is missing: {make_target('cache')}" in output
-    code, output = run_here("--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs"))
-    assert code == 0 and "width: 16" in output
 
 
 def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, run_here):

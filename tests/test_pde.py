@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from ups.tasks import TASKS
@@ -157,16 +158,7 @@ def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, objec
         SOLVERS[task].simulate(range(1), **request(task, **change))
 
 
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        ("advection1d", "beta"),
-        ("burgers1d", "nu"),
-        ("cfd1d", "eta"),
-        ("darcy2d", "beta"),
-        ("darcy2d_grf", "beta"),
-    ],
-)
+@pytest.mark.parametrize(("task", "name"), cases("pde.not_positive"))
 @pytest.mark.parametrize("value", [0.0, -1.0, None, math.nan, math.inf])
 def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"{name} = {value}; expected a positive number .* give"):

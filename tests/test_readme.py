@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import cases
 from commands import WORDS, of_page
 from packages import PACKAGES
 
@@ -32,79 +33,8 @@ LAB = {
 }
 RUN_PAGES = ("README.md", "docs/training.md", "docs/forecasts.md", "docs/tasks.md", "docs/own_data.md")
 QUICK_PAGE = "docs/trust.md"  # its blocks need pretrained/ alone
-TRAIN = {
-    "steps": 10,
-    "validate_every": 10,
-    "save_every": 10,
-    "batch_size": 8,
-    "micro_batch": 8,
-    "validate_trajectories": 4,
-}
-SIZE = {"width": 16, "depth": 1, "modes": 4}
-SMALL = {  # replaces configs/small.yaml: the same names, tasks and grids, trained for seconds
-    "include": "tiny.yaml",
-    "run": {"name": "small"},
-    "cache": {"root": "cache/small"},
-    "data": {"root": "data/small", "tasks": ["burgers1d", "burgers1d_forced", "darcy2d_grf"]},
-    "task": {
-        "burgers1d": {"resolution": 256, "num_frames": 16, "parameters": [0.01]},
-        "burgers1d_forced": {
-            "num_trajectories": 24,
-            "num_frames": 16,
-            "t_end": 0.375,
-            "reserve": 0.5,
-            "base": ["persistence", "propagator"],  # the fit of its drift takes as long as all the rest
-        },
-        "darcy2d_grf": {"reserve": 0.5},
-    },
-    "operator": {"base_steps": 5, "train": TRAIN, "model": SIZE},
-    "diffusion": {
-        "scale_steps": 10,
-        "train": TRAIN,
-        "model": SIZE,
-        "min_residual_ratio": 1e-3,
-        "max_whitened_std": 1e3,
-    },
-    "consistency": {"train": TRAIN, "pool_batches": 4},
-    "steady": {"scale_steps": 10, "train": TRAIN, "model": SIZE},
-}
-OVERLAYS = {  # replace other configurations that the pages name
-    "smoke": {"include": "tiny.yaml", "data": {"tasks": ["burgers1d"]}, "operator": {"model": SIZE}},
-    "pretrained": {
-        "include": "seven.yaml",
-        "data": {"tasks": ["burgers1d"]},
-        "evaluate": {"num_bootstrap": 20},
-        "task": {"burgers1d": {"num_trajectories": 60}},
-    },
-}
-DATA = "configs/pdebench_2task.yaml"
-FIRST_500 = "data.fetch=first task.advection1d.num_trajectories=500"
-IN_PLACE = {  # command -> what runs in its place, and why
-    # tens of gigabytes from the network
-    f'make data CONFIG={DATA} ARGS="{FIRST_500}"': (
-        f"python prepare_data.py --config {DATA} --dry-run {FIRST_500}"
-    ),
-    f"python prepare_data.py --config {DATA} --file 'KH_*'": (
-        f"python prepare_data.py --config {DATA} --file 'KH_*' --dry-run"
-    ),
-    # four GPUs
-    "accelerate launch --config_file accelerate_configs/4gpu.yaml train_operator.py": (
-        "accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py"
-    ),
-    # the chain of these pages and of the stories, with other names
-    'make train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"': (
-        'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
-    ),
-    "python -m ups train configs/smoke.yaml RUN=mine run.seed=1 operator.train.steps=500": (
-        'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
-    ),
-    # the report of weights from elsewhere is that of my_model
-    "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained": (
-        "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained --dry-run"
-    ),
-    # test_publish.py has a hub
-    "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",
-}
+OVERLAYS = cases("readme.overlays")  # replace configurations that the pages name: trained for seconds
+IN_PLACE = cases("readme.in_place")  # command -> what runs in its place
 # of my_data.py
 SHORTER = {"standard_normal((80, n))": "standard_normal((24, n))", "range(10000)": "range(6500)"}
 
@@ -142,7 +72,7 @@ def clone(tmp_path_factory) -> Path:
             shutil.copy(path, folder)
     for name, stands_in in (("tiny", "smoke"), ("seven", "pretrained")):
         (folder / "configs" / f"{stands_in}.yaml").rename(folder / "configs" / f"{name}.yaml")
-    for name, overlay in {"small": SMALL, **OVERLAYS}.items():
+    for name, overlay in OVERLAYS.items():
         text = yaml.safe_dump({**overlay, "run": {"name": name}})
         (folder / "configs" / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder

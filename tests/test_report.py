@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from entries import drop
 from markupsafe import escape
 from PIL import Image
@@ -362,33 +363,13 @@ def test_errors_of_a_field_that_vanishes_are_shown_pooled():
     assert leaderboard.figure(task, "nrmse") == pooled
 
 
-@pytest.mark.parametrize(
-    ("ratio", "kind", "cell"),
-    [
-        (
-            interval(0.86, 0.80, 0.92),
-            "less",
-            "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>",
-        ),
-        (
-            interval(0.99, 0.95, 1.01),
-            "tie",
-            ">tie</span><small>-1.00 – 5.00 %</small>",
-        ),
-        (
-            interval(1.07, 1.03, 1.10),
-            "more",
-            "<b>-7.00 %</b> the base is better</span><small>",
-        ),
-        (interval(None), "unknown", ">no interval</span>"),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "kind", "cell"), cases("report.gains"))
 def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, cell):
     """A network that ties with its base or loses to it gets no praise."""
     results, _, _ = example()
     task = results.tasks["advection1d"]
     results.tasks = {"advection1d": task}
-    task.add(PAIR, {"nrmse": ratio})
+    task.add(PAIR, {"nrmse": interval(*ratio)})
     assert network_gain(task)[0] == kind and cell in overview(results)
     task.add("", {"num_initial_conditions": 1})
     assert network_gain(task) == ("unknown", [])  # whose interval is none

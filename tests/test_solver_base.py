@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cases import cases
 from user_files import SMALL
 
 from ups.commands.stages import parents_of
@@ -125,16 +126,7 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
     torch.testing.assert_close(base(u, ParameterBatch(raw, torch.zeros(4, dtype=torch.long), raw)), expected)
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        (
-            "no_such_module:step",
-            "the solver of heat is 'no_such_module:step', which is not there .*No module named",
-        ),
-        ("exact_step:stride", "which is not there .*has no attribute 'stride'.*function step"),
-    ],
-)
+@pytest.mark.parametrize(("place", "message"), cases("solver_base.missing"))
 def test_a_missing_solver_is_named(mine, place, message):
     with pytest.raises(ValueError, match=message):
         load_step(place, "heat")

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import loop_stage
 import pytest
 import torch
+from cases import cases
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -61,11 +62,10 @@ from ups.generative.sampling import (
     predict_with_noise,
     sample_rollout,
     sample_solutions,
-    sample_states,
 )
 from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import member_noise, name_starts, rollout
+from ups.models.rollout import member_noise, rollout
 from ups.models.warm import is_trunk
 from ups.select import Decision
 from ups.training.artifact import finished_stage
@@ -601,27 +601,6 @@ def test_training_states_have_errors_as_in_a_rollout(hidden):
     assert off[2][is_off, 1].max() <= math.log1p(LARGEST / SMALLEST)
 
 
-@pytest.mark.parametrize("name", [HIDDEN, STEADY])
-def test_reserved_trajectories_are_the_same_for_every_parameter_value_and_in_no_other_split(config, name):
-    cache = open_cache(config, name)
-    assert cache.split["reserved"].numel() and cache.split["train"].numel()
-    trajectories = {key: set(cache.trajectory[rows].tolist()) for key, rows in cache.split.items()}
-    for key, rows in cache.split.items():
-        by_value = [
-            set(cache.trajectory[rows[cache.parameter_index[rows] == value]].tolist())
-            for value in cache.parameter_index.unique()
-        ]
-        assert all(found == trajectories[key] for found in by_value)
-        assert all(not trajectories[key] & trajectories[other] for other in cache.split if other != key)
-    assert sum(len(rows) for rows in cache.split.values()) == cache.num_rows
-    every = Cache(cache.path, replace(cache.settings, reserve=0.0))
-    assert every.split["reserved"].numel() == 0
-    assert sorted(every.split["train"].tolist()) == sorted(
-        torch.cat([cache.split["train"], cache.split["reserved"]]).tolist()
-    )
-    assert all(torch.equal(every.split[key], cache.split[key]) for key in ("val", "test"))
-
-
 @torch.no_grad()
 def test_a_hidden_parameter_is_in_no_input(hidden, config):
     cache = hidden.cache
@@ -1037,21 +1016,7 @@ def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_proc
     assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("stage", "text"),
-    [
-        (
-            "diffusion",
-            f"ValueError: the residuals of {HIDDEN} that start at frame 0 are not finite; expected finite "
-            f"ones. Look at",
-        ),
-        (
-            "steady",
-            "rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
-            f"{STEADY}'s residuals is not finite at step 0 of their scale; expected finite residuals",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("stage", "text"), cases("stages.nan"))
 def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chain, tmp_path, stage, text):
     codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2, nan_from=0)
     assert codes == [1, 1]
@@ -1063,60 +1028,13 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
     assert not list((tmp_path / "smoke" / stage).glob("scales/*.json"))
 
 
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
-        ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
-        ("evaluate.num_bootstrap=1", "evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval"),
-        ("operator.optim.muon_lr=1e300", r"muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"),
-        ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
-        (
-            "consistency.pool_batches=6",
-            "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time",
-        ),
-        ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
-        (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a fraction in \[0, 1\)"),
-        ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
-        ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
-        ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
-        ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
-        (
-            f"task.{STEADY}.space_stride=2",
-            rf"task.{STEADY}.space_stride is 2; expected 1 \(the exact posterior is that of the grid",
-        ),
-        (
-            f"data.tasks=[burgers1d,{HIDDEN}]",
-            f"task.{HIDDEN}.resolution is 32 and task.burgers1d.resolution is 64; expected the same "
-            r"\(both read the same files\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "text"), cases("stages.settings"))
 def test_impossible_settings_are_refused(override, text):
     with pytest.raises(ValueError, match=text):
         load_config(SMOKE, [*SETTINGS, override])
 
 
 # ---- draws of loaded stages, without a cache
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "scoring"])
-def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidden, chain, way):
-    """Both name their noise by row and start."""
-    rows = torch.arange(2)
-    operator = load_operator(chain / "smoke" / "operator")
-    sampler = load_sampler(chain / "smoke", way, "cpu", operator)
-    z, parameters = hidden.cache.batch(rows, 0, 1), hidden.cache.parameters[rows]
-    names = name_starts(rows, ensembles.truth.frames(rows, ensembles.truth.context - 1, 1)[:, 0])
-    starts = Starts(z, parameters, names)
-    members = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed)
-    assert members.shape[:3] == (2, 4, 3)
-    expected = rollouts(ensembles, way, rows, 3, 4)
-    torch.testing.assert_close(hidden.head.physical(members), expected, rtol=1e-4, atol=1e-5)
-    starts = Starts(z[:1], parameters[:1], names[:1])
-    again = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed + 1)
-    assert (again - members[:1]).abs().amax((2, 3, 4)).min() > 1e-4
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from cases import cases
 
 from ups.common.text import (
     file_stem,
@@ -59,17 +60,7 @@ def test_different_texts_have_different_files_in_the_same_folder():
     assert file_stem("burgers1d_median_error_u") == "burgers1d_median_error_u"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<img src=x onerror=alert(1)>", "&lt;img src=x onerror=alert(1)>"),
-        ("a | b", r"a \| b"),
-        ("[here](javascript:alert)", r"[here\](javascript:alert)"),
-        ("`x` $y$ *z* &amp; \\<b>", r"\`x\` \$y\$ \*z\* &amp;amp; \\&lt;b>"),
-        ("_u_ of burgers1d_forced, 0.1 [0.05, 0.2]", r"\_u\_ of burgers1d_forced, 0.1 [0.05, 0.2]"),
-        ("\x1b[2J", r"\x1b[2J"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), cases("text.markdown"))
 def test_markdown_shows_text_as_it_is(text, shown):
     assert markdown(text) == shown.replace(r"\x1b", r"\\x1b")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import xarray
 import yaml
+from cases import cases
 from user_files import (
     DT,
     ROOT,
@@ -180,28 +181,7 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
     assert settings["boundary"] == {"x": "no_flux", "y": "periodic"}
 
 
-HOSTILE = [
-    'v\n    base: {solver: "theirs.evil:step"}\n#',
-    'v"\n    base: {solver: "theirs.evil:step"}\n#',
-    "v: [time, x]}\rbase: {solver: theirs.evil}",
-    "v\u2028    base: 1",
-    "v\x85    base: 1",
-    'u", base: {solver: "theirs.evil:step"}, x: "',
-    "u}   # {",
-    "u: {base: 1}",
-    "!!python/name:os.system",
-    "&a",
-    "*a",
-    "<<",
-    "- x",
-    "? x",
-    "1e3",
-    "no",
-    "null",
-    "%TAG",
-    "\u202ev",
-    " ",
-]
+HOSTILE = cases("userdata_describe.hostile")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

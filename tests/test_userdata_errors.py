@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 import zarr
+from cases import cases
 from user_files import DT, N, T, X, Y, overlay, read, section, waves, well_file, write
 
 from ups.config.load import load_config
@@ -22,114 +23,7 @@ def refused(folder, keys, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"files": "nowhere/*.h5"}, r"task.ks.files: no file fits 'nowhere/\*.h5'.*Correct task.ks.files"),
-        (
-            {"layout": {}},
-            r"task.ks.layout: it is empty.*ups describe .*a.h5 prints one; the file holds Re \(6,\), t",
-        ),
-        (
-            {"layout": {"v": ["trajectory", "time", "x"]}},
-            r"holds no array 'v'.*Write one that it holds: Re .*u \(6, 5, 16\)",
-        ),
-        (
-            {"layout": {"u": ["trajectory", "x"]}},
-            r"u in .* has 3 axes, \(6, 5, 16\), and 2 words.*Correct layout.u",
-        ),
-        (
-            {"layout": {"u": ["trajectory", "x", "time"]}},
-            r"axis called x has 5 cells and the array x .* 16 numbers.*in the "
-            "order of the axes",
-        ),
-        (
-            {"layout": {"u": ["trajectory", "time", "x"], "w": ["trajectory", "time", "x"]}},
-            r"x is 8 long in w of .* and 16 in u; expected one size per axis",
-        ),
-        ({"layout": {"u": ["x", "x", "time"]}}, "names x twice"),
-        (
-            {"layout": "vell"},
-            "it is 'vell'; expected the arrays with their axes, or well",
-        ),
-        (
-            {"boundary": "wall"},
-            r"boundary: it is 'wall'; expected one of periodic, no_flux.*Write boundary: periodic",
-        ),
-        ({"boundary": None}, "boundary: it is missing.*Write boundary: periodic"),
-        (
-            {"domain": [0, 64]},
-            r"domain: that of x is \[0, 64\], and x in .* runs from 0 to 20.625 in steps of 1.375; expected "
-            r"what the file says, \[0.0, 22.0\]. Write domain: \{x: \[0.0, 22.0\]\}",
-        ),
-        ({"domain": [3, 1]}, r"that of x is \[3, 1\]; expected two numbers, the lower first"),
-        (
-            {"dt": 0.1},
-            "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5",
-        ),
-        (
-            {"dt": "tt"},
-            "no array 'tt' of times; expected a number.*Write dt: 0.1, or one that it holds",
-        ),
-        (
-            {"parameters": {"nu": "mu"}},
-            r"parameters.nu: .* holds no number in 'mu'.*attributes: nu; arrays: Re",
-        ),
-        ({"parameters": {"nu": "a_nu{}.h5"}}, r"holds no number in 'a_nu\{\}.h5'.*pattern of file names"),
-        ({"parameters": list("abcd")}, "expected at most 3 names.*leave out what does not vary"),
-        ({"positive": ["v"]}, "positive: it names 'v'; expected fields of the layout: u. Correct"),
-        ({"symmetries": ["turn"]}, "symmetries: it names 'turn'; expected .*: mirror, shift, shift_x"),
-        ({"symmetries": "shift"}, "symmetries is 'shift'; expected a list"),
-        (
-            {"symmetries": ["shift"], "boundary": "no_flux"},
-            r"names 'shift'; expected symmetries \(shifts need a periodic axis\): mirror",
-        ),
-        (
-            {"vector": ["u", "u"]},
-            r"vector: it is .*; expected 1 of u, the component along each axis of space \(x\)",
-        ),
-        ({"bounded": ["w"]}, "bounded: it names 'w'; expected fields that are predicted: u"),
-        ({"conserved": "u"}, "conserved is 'u'; expected a list"),
-        ({"files": 3}, "task.ks.files is 3; expected text"),
-        ({"files": "."}, r". is a folder; expected HDF5.*Name the files in it, such as ./\*.h5"),
-        (
-            {"layout": {"u": ["sample", "time", "x"]}},
-            "layout.u: it names an axis 'sample'; expected one of .* Write trajectory",
-        ),
-        (
-            {"layout": {"a": {"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["a/b"]}}},
-            r"layout.a.fields: it is \['a/b'\]; expected a list of names of letters.*Write fields: \[a\]",
-        ),
-        (
-            {"domain": {"y": [0, 1]}},
-            "domain: it names 'y'; expected axes of space: x",
-        ),
-        (
-            {"domain": "xx"},
-            r"domain: .* holds no array 'xx' of coordinates; expected two numbers.*domain: \{x: x, ..\}",
-        ),
-        (
-            {"resolution": [8]},
-            r"resolution: it is \[8\]; expected \[16\], as the files show. Leave it out; .*space_stride",
-        ),
-        ({"first_frame": -1}, "first_frame is -1; expected 0 or more"),
-        ({"first_frame": "two", "cut": 2}, "task.ks.first_frame is 'two'; expected a whole number"),
-        ({"inputs": 3}, "task.ks.inputs is 3; expected a list"),
-        ({"times": 3}, "task.ks.times is 3; expected text"),
-        ({"coordinates": ["x"]}, "task.ks.coordinates is .*; expected a mapping"),
-        ({"boundary": [[1]]}, r"boundary: it is \[\[1\]\]; expected one of periodic"),
-        ({"parameters": {"Re": "t"}}, "holds 5 values; expected 1, or 6 .*correct the words for the axes"),
-        ({"inputs": ["u"]}, "some array has a time axis; expected none.*Leave it out"),
-        ({"num_frames": 7}, "a.h5 holds 5 frames; expected 7"),
-        ({"num_trajectories": 9}, "the files hold 6; expected at least 9"),
-        ({"layot": {}}, "unknown key task.ks.layot; did you mean 'layout'"),
-        (
-            {"patch": 5},
-            r"task.ks.patch 5 does not divide the grid of 16 cells .*expected one of \[1, 2, 4, 8, 16\]",
-        ),
-        ({"base": ["elliptic"]}, "task.ks.base names elliptic; expected of .*the task is not steady"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), cases("userdata_errors.descriptions"))
 def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_path, changes, message):
     write(
         tmp_path / "a.h5",
@@ -145,23 +39,10 @@ def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_pat
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            {"u": waves((N, T, 8))},
-            r"b.h5 holds a grid of \(8,\) cells, and .*a.h5 one of \(16,\); expected one grid.*two tasks",
-        ),
-        (
-            {"u": waves((N, 4, X))},
-            r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use that many",
-        ),
-        ({"v": waves()}, "b.h5 holds no array 'u'"),
-    ],
-)
-def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
+@pytest.mark.parametrize(("name", "shape", "message"), cases("userdata_errors.others"))
+def test_files_that_do_not_fit_each_other_are_named(tmp_path, name, shape, message):
     write(tmp_path / "a.h5", u=waves())
-    write(tmp_path / "b.h5", **other)
+    write(tmp_path / "b.h5", **{name: waves(shape)})
     with pytest.raises(ValueError, match=message):
         read(tmp_path, section(tmp_path))
 
@@ -178,21 +59,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
         load_config(overlay(tmp_path, section(tmp_path)), ["data.tasks=[kss]"])
 
 
-@pytest.mark.parametrize(
-    ("pattern", "name", "number"),
-    [
-        ("{}.h5", "0.125.h5", 0.125),
-        ("{}_x.h5", "run_0.125_x.h5", 0.125),
-        ("run*{}.h5", "run_s1_nu0.3.h5", 0.3),
-        ("nu{}_*", "nu1e-3_a.h5", 1e-3),
-        ("nu{}.h5", "nu-2.5.h5", -2.5),
-        ("*_{}.h5", "a_-2.5.h5", -2.5),
-        ("nu{}*", "nu12.h5", 12),
-        ("nu{}*", "nu0p125.h5", None),
-        ("*{}.h5", "run-0.125.h5", None),
-        ("*{}.h5", "run.h5", None),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "name", "number"), cases("userdata_errors.names"))
 def test_a_number_in_the_name_of_a_file_is_taken_whole_or_not_at_all(pattern, name, number):
     """A greedy pattern read 5 of 0.125, and the step that pairs parameters with starts went by it."""
     assert number_in(pattern, name) == number
@@ -335,35 +202,9 @@ def test_unused_frames_of_longer_files_are_noted(tmp_path):
     assert source.notes == ("2 files", "the first 5 frames, of up to 10")
 
 
-@pytest.mark.parametrize(
-    ("u", "axes", "message"),
-    [
-        (
-            waves(),
-            ["Trajectory", "time", "x"],
-            "names an axis 'Trajectory'; expected one of .* Write trajectory.",
-        ),
-        (waves(), ["ensemble", "time", "x"], "names an axis 'ensemble'; .* Write trajectory."),
-        (waves(), ["case", "time", "x"], "Write trajectory."),
-        (
-            np.stack([waves((N, T, X, Y))] * 2, -1),
-            ["trajectory", "time", "x", "y", "components"],
-            "Write component.",
-        ),
-        (
-            waves(),
-            ["bananas", "time", "x"],
-            "names an axis 'bananas' beside x; expected trajectory, time, channel, component, or an",
-        ),
-        (
-            np.stack([waves((N, T, X, Y))] * 2, -1),
-            ["trajectory", "time", "y", "x", "component"],
-            "axes are stored in the order y, x, and nothing says whether its components are, too; expected a "
-            "name for each",
-        ),
-    ],
-)
-def test_words_that_are_no_axis_of_space_are_not_taken_for_one(tmp_path, u, axes, message):
+@pytest.mark.parametrize(("axes", "message"), cases("userdata_errors.axes"))
+def test_words_that_are_no_axis_of_space_are_not_taken_for_one(tmp_path, axes, message):
+    u = waves() if len(axes) == 3 else np.stack([waves((N, T, X, Y))] * 2, -1)
     write(tmp_path / "a.h5", u=u)
     refused(tmp_path, section(tmp_path, layout={"u": axes}), message)
 

@@ -12,6 +12,7 @@ import scipy.fft
 import torch
 import xarray
 import yaml
+from cases import cases
 from test_house import ROOT
 from user_files import doctor
 
@@ -430,26 +431,7 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- declarations
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"forcing": "f"}, "forcing is 'f'; expected a list"),
-        ({"forcing": ["g"]}, "it names 'g'; expected fields of the layout"),
-        ({"forcing": ["u", "f"]}, "so nothing is predicted"),
-        (
-            {"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}},
-            "it names 'f'; expected fields of the layout that vary in time: u",
-        ),
-        (
-            {"layout": {"u": ["trajectory", "x", "y"], "f": ["trajectory", "x", "y"]}},
-            "it names 'f'; expected fields of the layout that vary in time: none",
-        ),
-        (
-            {"layout": {"u": AXES[:3], "short": AXES[:3]}, "forcing": ["short"]},
-            "time is 8 long in u .* and 7 in short",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), cases("userdata_forcing.declarations"))
 def test_wrong_declarations_are_refused(tmp_path, changes, message):
     keys = heat(tmp_path)
     with h5py.File(tmp_path / "heat.h5", "r+") as file:

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from cases import cases
 from user_files import described, film, waves
 
 from ups.userdata.describe import describe_file
@@ -92,16 +93,7 @@ def test_further_members_of_kinds_that_were_read_wrongly(tmp_path, name):
     assert words in text and "[time, time]" not in text
 
 
-@pytest.mark.parametrize(
-    ("why", "kind"),
-    [
-        ("coords holds 2 coordinates", "nodes first"),
-        ("points holds 2 coordinates", "runs"),
-        ("grid holds 2 coordinates", "grid"),
-        ("station counts them", "stations"),
-        ("1 map of u", "mesh"),
-    ],
-)
+@pytest.mark.parametrize(("why", "kind"), cases("userdata_members.refused"))
 def test_further_members_that_are_no_field_are_refused(tmp_path, why, kind):
     nodes = np.random.default_rng(0).random((500, 2))
     u, x = np.stack([np.sin(6 * nodes[:, 0] + 0.1 * k) for k in range(59)]), np.linspace(0, 1, 64)

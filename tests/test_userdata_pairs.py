@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import yaml
+from cases import configured
 from loop_stage import run_scripts
 
 import prepare_cache
@@ -34,39 +34,16 @@ def pairs(tmp_path_factory):
         with h5py.File(folder / f"{name}.h5", "w") as file:
             for key, values in arrays.items():
                 file[key] = values.astype(np.float32)
-    common = {"boundary": "periodic", "domain": [0, 1]}
-    settings = {
-        "include": str(ROOT / "configs" / "smoke.yaml"),
-        "run": {"name": "pairs", "root": str(folder / "runs")},
-        "data": {"tasks": ["frames", "map"], "source": "user"},
-        "cache": {"root": str(folder / "cache")},
-        "task": {
-            "frames": {
-                "files": str(folder / "frames.h5"),
-                "layout": {"u": ["trajectory", "time", "x"]},
-                "dt": 1.0,
-                **common,
-            },
-            "map": {
-                "files": str(folder / "map.h5"),
-                "layout": {"a": ["trajectory", "x"], "u": ["trajectory", "x"]},
-                "inputs": ["a"],
-                **common,
-            },
-        },
-        "operator": {"base_steps": 4, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
-        "evaluate": {"num_bootstrap": 20, "stages": ["operator"]},
-    }
-    (folder / "pairs.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    configured(folder, "userdata_pairs.configuration")
     return folder
 
 
 @pytest.mark.faults
 def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
-    arguments = ["--config", str(pairs / "pairs.yaml")]
+    arguments = ["--config", str(pairs / "tiny.yaml")]
     assert prepare_cache.main(arguments) == 0
     run_scripts(pairs, arguments, "train_operator", "evaluate")
-    folder = pairs / "runs" / "pairs" / "report"
+    folder = pairs / "tiny" / "report"
     tasks = load(folder).tasks
     assert [tasks[name].number("", "num_frames_predicted") for name in ("frames", "map")] == [1, 1]
     # a linear map, which the base finds

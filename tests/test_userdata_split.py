@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import xarray
+from cases import cases
 from user_files import N, T, X, overlay, read, section, waves, write
 
 from ups.config.load import load_config
@@ -106,19 +107,7 @@ def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp
     assert not np.array_equal(read(tmp_path, settings)[1].split(0.25, 0.25)["test"], parts["test"])
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (
-            ["train/a", "test/b"],
-            "task.ks.split: files lie in test and train alone; expected files in all three of train",
-        ),
-        (
-            ["train/a", "val/b", "test/c", "d"],
-            "files lie in folders test, train, val and others in none of train, val and test",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("names", "message"), cases("userdata_split.folders"))
 def test_folders_that_are_almost_a_split_are_not_dealt_out_by_number(tmp_path, names, message):
     """Files in a folder test were trained on."""
     for seed, name in enumerate(names):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from safetensors.torch import load_file
 from test_base_selection import make_caches
 from test_operator import build, codec, describe, latents, overrides_of, train
@@ -199,26 +200,7 @@ def test_a_stage_depends_on_the_weights_that_it_started_from(caches, parent, tmp
     )
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        (
-            ["operator.init={tmp}/nothing"],
-            "operator.init leads to .*/nothing, which is no finished operator stage of another run; "
-            "expected one with done.json, or its run's folder. Name one with operator.init=, or leave it "
-            "empty",
-        ),
-        (
-            ["operator.init={parent}", "run.root={parent}/..", "run.name=smoke"],
-            "is no finished operator stage of another run",
-        ),
-        (
-            ["operator.init={parent}", "operator.model.width=24", "operator.model.modes=3"],
-            r"whose network is another: operator.model.width 24 \(there 16\), operator.model.modes 3 \(there "
-            r"\d+\); expected the same",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("more", "text"), cases("warm.starts"))
 def test_an_unusable_start_is_refused_by_name(caches, parent, tmp_path, more, text):
     more = [override.format(tmp=tmp_path, parent=parent) for override in more]
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), *RUN, FIRST, *more])

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from inject_runs import (
     STEP,
     References,
     Result,
+    cases,
     compare,
     leftovers,
     settings_of,
@@ -43,101 +44,21 @@ class Launch:
     whom: supervisor, launcher, rank or ranks; or the terminal, which is closed, of a make that leads its
     session."""
 
-    code: set[int]
+    code: Sequence[int]
     says: str
     whom: str = ""
-    number: int = 0
+    number: str = ""  # of signal: the name
     fault: dict[str, Any] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
     continues: bool = False  # ended, the same command is given again; else it must be finished
-    then: int = 0  # a signal to the same process
+    then: str = ""  # a signal to the same process
     pause_s: float = 3.0  # before it
     is_early: bool = False  # struck while the ranks import, not amid training
     is_deaf: bool = False  # nobody reads what is printed
     limit_s: float = LIMIT_S  # from the signal to the end of the last process
 
 
-LAUNCHES: dict[str, Launch] = {
-    "kill rank": Launch({0}, r"launch: .*Starting again from the checkpoint of step", "rank", signal.SIGKILL),
-    "kill launcher": Launch(
-        {0}, r"launch: .*Starting again from the checkpoint of step", "launcher", signal.SIGKILL
-    ),
-    "kill supervisor": Launch({-9}, r"", "supervisor", signal.SIGKILL, continues=True),
-    "term supervisor": Launch(
-        {143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM, continues=True
-    ),
-    "int supervisor": Launch(
-        {130}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGINT, continues=True
-    ),
-    "term launcher": Launch(
-        {143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGTERM, continues=True
-    ),
-    "int launcher": Launch(
-        {143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGINT, continues=True
-    ),
-    "term rank": Launch(
-        {143}, r"told to stop \(signal\): saved step", "rank", signal.SIGTERM, continues=True
-    ),
-    "kill supervisor while ranks import": Launch(  # less than hang_s, at which orphans end themselves
-        {-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True, limit_s=4.0
-    ),
-    "term supervisor twice": Launch(
-        {143},
-        r"to stop \(signal\): saved step",
-        "supervisor",
-        signal.SIGTERM,
-        continues=True,
-        then=signal.SIGTERM,
-        pause_s=0.02,
-    ),
-    "close terminal": Launch({-1, 2}, r"", "terminal", signal.SIGHUP, continues=True),
-    "stop rank": Launch({0}, r"laggard is rank 1[\s\S]*launch: .*Starting again", "rank", signal.SIGSTOP),
-    "stop ranks": Launch({0}, r"launch: no heartbeat for \d+ s. Starting again", "ranks", signal.SIGSTOP),
-    "stop launcher": Launch(
-        {0}, r"launch: the launcher \(process \d+\) is stopped. Starting again", "launcher", signal.SIGSTOP
-    ),
-    "stop and continue supervisor": Launch(
-        {0}, r"finished operator", "supervisor", signal.SIGSTOP, then=signal.SIGCONT
-    ),
-    "out of memory in the optimizer": Launch(
-        {0},
-        r"out of memory with a micro-batch of 2[\s\S]*Starting again",
-        fault={"kind": "oom_optimizer", "ranks": [1]},
-    ),
-    "out of memory with overlap": Launch(
-        {0},
-        r"out of memory with a micro-batch of 2 with ddp.overlap[\s\S]*Starting again",
-        fault={"kind": "oom_backward", "ranks": [1]},
-        settings=("ddp.overlap=true",),
-    ),
-    "error": Launch(
-        {1},
-        r"launch: not started again: rank [01]: .*injected in reading",
-        continues=True,
-        fault={"kind": "error_loader", "ranks": [1]},
-    ),
-    "every rank leaves with 0": Launch(
-        {1},
-        r"launch: not started again: all ranks left before the stage was finished",
-        fault={"kind": "exit0", "ranks": [0, 1]},
-        continues=True,
-    ),
-    "crash loop": Launch(
-        {1},
-        r"launch: giving up after 1 restarts without a new checkpoint",
-        continues=True,
-        fault={"kind": "kill", "ranks": [1], "step": 1, "repeat": 99},
-    ),
-    "refused configuration": Launch(
-        {2},
-        r"\Alaunch: refused: [^\n]*unknown key[^\n]*\n\Z",  # no other line
-        settings=("operator.train.sav_every=1",),
-    ),
-    "error that nobody hears": Launch(
-        {1}, r"\A\Z", continues=True, is_deaf=True, fault={"kind": "error_loader", "ranks": [1]}
-    ),
-    "torn word of a rank": Launch({0}, "a word of a rank is torn", fault={"kind": "torn_word", "ranks": [1]}),
-}
+LAUNCHES: dict[str, Launch] = {name: Launch(**row) for name, row in cases("matrix.launches").items()}
 QUICK_LAUNCHES = ("kill rank",)
 
 
@@ -265,12 +186,12 @@ def launcher_case(references: References, name: str) -> Result:
                 pids["launcher"] = [int(stat.rpartition(")")[2].split()[1])]
             struck = time.time()
             for pid in pids[case.whom]:
-                os.kill(pid, case.number)
+                os.kill(pid, signal.Signals[case.number])
             if master is not None:
                 os.close(master)
             if case.then:
                 time.sleep(case.pause_s)
-                os.kill(pids[case.whom][0], case.then)
+                os.kill(pids[case.whom][0], signal.Signals[case.then])
         while case.number and process.poll() is None and "launch: " not in read():
             time.sleep(0.05)
         said_at = time.time()

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from cases import cases  # noqa: E402, F401
+
 from ups_launch.processes import descendants, die_with_parent, end_processes  # noqa: E402
 
 LIMIT_S = 30.0  # from the fault to the end of the last process

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import yaml
+from cases import cases
 from commands import inherited
 
 from ups.common.place import ROOT
@@ -130,25 +131,7 @@ def test_a_first_node_that_gives_no_sign_of_life_is_given_up(tmp_path, words):
 
 
 @needs_make
-@pytest.mark.parametrize(
-    ("rank", "words"),
-    [
-        (
-            0,
-            [
-                "of 2 machines number 1 did not come within 1 s; expected each to run this with NUM_NODES=2 "
-                "JOB=now, its own"
-            ],
-        ),
-        (
-            1,
-            [
-                "FIRST_NODE is 127.0.0.1, which is this machine",
-                "; expected an address of the first one, node7. Fix that",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rank", "words"), cases("multinode.alone"))
 def test_a_node_that_finds_only_itself_is_refused(tmp_path, rank, words):
     """The other never came, has the same number or another folder; or what is given as the first one is the
     node itself."""

@@ -11,6 +11,7 @@ import forced_fsdp
 import loop_stage
 import pytest
 import torch
+from cases import cases
 from safetensors.torch import load_file
 from torch.utils._pytree import tree_flatten_with_path
 
@@ -169,23 +170,7 @@ def test_a_rank_that_fails_ends_both_and_is_named(tmp_path, kind):
     assert left == ([2] if kind != "error" else [])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "environment", "text"),
-    [
-        (["ddp.overlap=true"], {}, "ddp.overlap is true and FSDP was asked for; expected one of them"),
-        (
-            [],
-            {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"},
-            "fsdp_config has no fsdp_version: 2",
-        ),
-        ([], {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_config has no fsdp_offload_params: false"),
-        (
-            [],
-            {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
-            "fsdp_config has no fsdp_activation_checkpointing: false",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "environment", "text"), cases("sharded.refused"))
 def test_what_cannot_be_had_is_refused_before_anything_is_made(tmp_path, overrides, environment, text):
     outcome = launch(tmp_path, *overrides, environment=forced_fsdp.ENVIRONMENT | environment)
     assert outcome.codes == [2, 2] and all(text in log for log in outcome.logs), outcome.logs

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import torch
 import yaml
+from cases import cases
 from mutate import VALUES
 
 KINDS = ("h5", "nc", "nc3", "npz", "mat", "pt", "zarr")
@@ -69,36 +70,8 @@ TYPES = [
     *(np.bytes_(b"\xff\xfe"), np.float16(1), np.complex64(1j), np.bool_(True), np.array(["a", "b"], object)),
     *(np.zeros((2, 0)), np.array([(1, 2.0)], "i4,f8"), np.arange(2**12), np.array([np.nan, np.inf]), "1 2"),
 ]
-SECTION = {
-    "layout": {"u": {"axes": ["trajectory", "time", "x"], "fields": ["u"]}},
-    "boundary": {"x": "periodic"},
-    "domain": {"x": [0, 1]},
-    "dt": 0.1,
-    "units": {"u": "m s-1"},
-    "base": ["persistence"],
-    "parameters": {"nu": "nu"},
-    "conserved": ["u"],
-    "symmetries": ["shift"],
-}
-RESULTS = {
-    "run": "mine",
-    "created": "2026-01-01",
-    "protocol": {"split": "test", "context_frames": 4, "seed": 0},
-    "environment": {"git_revision": "0123456789abcdef"},
-    "training": {"parameters": 10, "seconds": 1.5, "muon_lr": 0.1, "adamw_lr": 0.1, "seed": 0},
-    "gates": [{"name": "beats/mine", "passed": True, "undecided": False}],
-    "ensembles": {},
-    "steady": {},
-    "tasks": {
-        "mine": {
-            "parameters": [0.1],
-            "grid": [16],
-            "base": "mean",
-            "measure": "RMS of the truth",
-            "network_is_used": True,
-        }
-    },
-}
+SECTION = cases("texts.section")
+RESULTS = cases("texts.results")
 
 
 def mutate_texts(value: Any, rng: random.Random) -> Any:
