@@ -38,6 +38,7 @@ from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
 from ups.training.weights import load_stage
+from ups_discovery.boundary import along
 
 METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
@@ -140,7 +141,7 @@ class CorrectorHead(nn.Module):
     def __init__(self, facts: CorrectorFacts, model: ModelConfig):
         super().__init__()
         task = described_task({"name": facts.name, **({"own": facts.own} if facts.own else {})})
-        self.name, self.boundary = task.name, task.boundary
+        self.name = task.name
         self.facts, dim, num_conditions = facts, facts.dim, facts.num_conditions
         for name, size, value in (
             ("r_mean", dim, 0.0),
@@ -155,13 +156,15 @@ class CorrectorHead(nn.Module):
         self.guess = posterior_of(facts.guess, model, task) if facts.guess else None
         if self.guess is not None:
             self.guess.requires_grad_(False)  # `fit_posteriors` trains it
-        self.waves = Waves(facts.tokens, dim, self.boundary) if facts.tokens else None
-        self.limits = WaveLimits(*facts.fields, boundary=self.boundary) if facts.tokens else None
+        self.waves = Waves(facts.tokens, dim, task.boundary) if facts.tokens else None
+        self.limits = WaveLimits(*facts.fields, boundary=task.boundary) if facts.tokens else None
         self.mixture = ScaleMixture(dim) if facts.is_localized else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
         self.gaussian = (
-            LocalBackbone(model, GAUSSIAN_DEPTH) if facts.num_features else backbone_of(model, task)
+            LocalBackbone(model, GAUSSIAN_DEPTH, along(task.boundary, task.ndim))
+            if facts.num_features
+            else backbone_of(model, task)
         )
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
@@ -213,7 +216,7 @@ class CorrectorHead(nn.Module):
             )
         tokens = (tokens - self.c_mean) / self.c_std
         facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-        hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)
+        hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts))
         mean, raw = self.gaussian_out(hidden).chunk(2, -1)
         log_scale = LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
         return Condition(self.name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
@@ -299,7 +302,7 @@ class Corrector(TaskNetwork):
             vector = task + self.facts(condition.facts) + embedding
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with autocast(self.precision, x.device):
-                hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
+                hidden = self.backbone(head.into(tokens), vector, condition.name)
             rest = head.out(hidden.float())
             return add_linear(x.float(), angle, rest) if add_linear else rest
 

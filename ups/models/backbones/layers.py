@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups_discovery.boundary import DIRICHLET, PERIODIC, along
+from ups_discovery.boundary import DIRICHLET, PERIODIC
 from ups_discovery.spectral import box, box_rows, cosine, fourier_pairs
 
 Ends = tuple[str, ...]  # the boundary of each axis of a task
@@ -42,10 +42,10 @@ class SpectralMixing(nn.Module):
             self._bases[key] = basis.float().to(like.device)
         return self._bases[key]
 
-    def forward(self, x: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
         total = torch.zeros_like(x)
-        for axis, end in enumerate(along(boundary, x.ndim - 2), 1):
+        for axis, end in enumerate(ends, 1):
             h = x.movedim(axis, 0)  # (n, *others, width)
             basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
@@ -116,12 +116,12 @@ class LocalMixing(nn.Module):
         self.side = kernel_size // 2
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
-    def forward(self, x: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
         # a convolution of channels-last images (views of x) along each axis: on a CPU five times as fast as
         # one of lines, and twice as fast as one of volumes
         batch, *tokens, width = x.shape
         side, weight, mixed = self.side, self.weight.to(x.dtype), []
-        for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
+        for axis, end in reversed([*enumerate(ends)]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
             is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
             h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
