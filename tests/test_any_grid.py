@@ -66,8 +66,7 @@ def folder(tmp_path_factory) -> Path:
             "num_bootstrap": 50,
             "stages": ["operator"],
             "min_initial_conditions": 1,
-            "max_ratio_to_persistence": 1e6,
-            "max_ratio_to_base": 1e6,
+            "quality": False,
         },
     }
     (root / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -166,7 +166,7 @@ def test_a_coarser_grid_uses_the_modes_that_it_resolves():
     ("end", "mode"), [(PERIODIC, "circular"), (NO_FLUX, "replicate"), (DIRICHLET, "zeros")]
 )
 def test_a_convolution_is_that_of_torch(ndim, stride, end, mode):
-    ours = Convolution(2, 3, (end,) * ndim, 3, stride)
+    ours = Convolution(2, 3, (end,) * ndim, stride)
     options = {"stride": stride, "padding": 1, "padding_mode": mode}
     theirs = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1](2, 3, 3, **options)
     theirs.weight.data = ours.weight.detach().unflatten(1, (*[3] * ndim, 2)).movedim(-1, 1)

@@ -194,11 +194,6 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
             "Change evaluate.stages in your overlay",
         ),
         (
-            "evaluate: {max_nrmse: 1}",
-            "evaluate.max_nrmse is 1; expected a mapping",
-            "Change evaluate.max_nrmse in your overlay",
-        ),
-        (
             "evaluate: {quality: maybe}",
             "evaluate.quality is 'maybe'; expected true or false",
             "Change evaluate.quality in your overlay",

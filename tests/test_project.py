@@ -272,7 +272,6 @@ def tiny(tmp_path):
                 "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
                 # that it runs, not how good it is
                 "diffusion": {"min_residual_ratio": 0.001, "max_whitened_std": 1000.0},
-                "evaluate": {"max_ratio_to_persistence": 1000.0},
             }
         ),
         encoding="utf-8",

@@ -40,7 +40,7 @@ from ups.training.optim import fit_averaged
 from ups.training.weights import load_stage
 from ups_discovery.boundary import along
 
-METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
+METHODS = ("pushed", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)  # of the angle's sinusoids; low ones keep derivatives in the angle smooth
 LARGEST_LOG_SCALE = math.log(1e4)  # bound of |h|: a coefficient known to 1e-4 of its spread counts as known
@@ -119,7 +119,7 @@ class CorrectorFacts(Facts):
     own: dict[str, Any] | None = None
     guess: dict[str, Any] | None = None
     start: str | None = None
-    method: str | None = None
+    method: str | None = checked((METHODS.__contains__, " or ".join(METHODS)), default=None)
     dim: int = checked(COUNT)
     num_conditions: int = checked(COUNT)
     tokens: list[int] | None = checked(CELLS, default=None)
@@ -240,7 +240,7 @@ class CorrectorHead(nn.Module):
     def with_start(self, condition: Condition, start: Start) -> Condition:
         """Return the condition with the start of the sampling path. If the coefficient is fully observed,
         only the operator's own error remains; the facts of start and condition are then equal."""
-        if self.method == "gaussian" or (self.method == "diffusion" and not self.is_pushed):
+        if self.method == "diffusion" and not self.is_pushed:
             return condition
         prediction = self.condition(start.tokens, start.facts)
         has_error = (condition.facts == prediction.facts).all(1) | (self.method != METHODS[0])

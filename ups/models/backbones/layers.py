@@ -195,24 +195,16 @@ class Position(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution of (batch, *tokens, channels), padded by the boundary of each axis: periodic, zeros at
-    Dirichlet walls, else the value at the wall.
+    """A convolution of (batch, *tokens, channels) over three tokens per axis, padded by the boundary of each
+    axis: periodic, zeros at Dirichlet walls, else the value at the wall.
 
     The filters are one matrix, (channels out, taps * channels in), that Muon can optimize.
     """
 
-    def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        ends: Ends,
-        kernel_size: int = 3,
-        stride: int = 1,
-    ):
+    def __init__(self, channels_in: int, channels_out: int, ends: Ends, stride: int = 1):
         super().__init__()
         self.ends, self.stride, ndim = ends, stride, len(ends)
-        self.side, self.taps = kernel_size // 2, (kernel_size,) * ndim
-        fan_in = channels_in * kernel_size**ndim
+        fan_in = channels_in * 3**ndim
         bound = 1 / math.sqrt(fan_in)
         self.weight = nn.Parameter(torch.empty(channels_out, fan_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels_out).uniform_(-bound, bound))
@@ -220,8 +212,8 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for axis, end in enumerate(self.ends, 1):
-            x = padded(x, axis, self.side, end)
-        filters = self.weight.to(x.dtype).unflatten(1, (*self.taps, -1)).movedim(-1, 1)
+            x = padded(x, axis, 1, end)
+        filters = self.weight.to(x.dtype).unflatten(1, (*[3] * len(self.ends), -1)).movedim(-1, 1)
         bias, stride = self.bias.to(x.dtype), self.stride
         if len(self.ends) == 1:
             filters, stride = filters[:, :, None], (1, stride)
