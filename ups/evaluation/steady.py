@@ -136,7 +136,7 @@ def assess_steady(
         f"best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} "
         "times that of solutions without any observation, mean over the partial observations."
     )
-    entry.facts |= {"split": truth.split, "best_cheap": cheap, "words": [words], "same_as": same}
+    entry.facts |= {"split": truth.split, "best_cheap": cheap, "words": [words]}
     return entry, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}
 
 
