@@ -28,10 +28,10 @@ from ups.models.base_selection import describe_selection, fit_base, most_work_of
 from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
-from ups.models.operator import Component, Operator
+from ups.models.operator import Operator
 from ups.models.starts import laws_of
 from ups.models.windows import Windows
-from ups.select import NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, scores_of, select_network
+from ups.select import SELECTION_FACTOR, pooled, scores_of, select_network
 from ups.training.ending import main_guard
 from ups.training.fit import fit_once
 from ups.training.run import Run
@@ -49,19 +49,14 @@ def loss_of(
 
 
 def validate(
-    operator: Operator,
-    caches: dict[str, Cache],
-    contexts: dict[str, int],
-    run: Run,
-    count: int,
-    network: Component = "full",
+    operator: Operator, caches: dict[str, Cache], contexts: dict[str, int], run: Run, count: int
 ) -> dict[str, Tensor]:
     """Task -> `squared_errors` of rollouts of at most `count` validation trajectories. A collective: each
     rank rolls out its shard.
     """
 
     def errors(name: str, cache: Cache, rows: Tensor) -> Tensor:
-        return squared_errors(operator, cache, rows, contexts[name], run.device, network)
+        return squared_errors(operator, cache, rows, contexts[name], run.device)
 
     return by_rank(run, caches, count, errors, "validating")
 
@@ -133,24 +128,23 @@ def main() -> None:
             run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")
             run.keep_best(*scores)
 
-    # ---- finish: the network serves a task only if it helps by more than chance, with the best of its
-    # weights
+    # ---- finish: the network serves a task only if it helps by more than chance
     run.take_best()
     count, errors, decided = SELECTION_FACTOR * train.validate_trajectories, {}, {}
     decisions = [record for facts, _ in bases.values() for record in facts["decisions"]]
-    found = {weight: validate(operator, caches, contexts, run, count, weight) for weight in NETWORK_WEIGHTS}
+    found = validate(operator, caches, contexts, run, count)
     for name, cache in caches.items():
         groups = cache.trajectory[cache.rows_by_parameter("val", count)]
-        select_weight = partial(select_network, groups=groups, seed=seed, is_driven=cache.task.is_driven)
-        errors_of = {weight: sums[name] for weight, sums in found.items()}
-        selection, decision = select_weight(f"forecasts of {name}", errors_of)
+        given = {"groups": groups, "seed": seed, "is_driven": cache.task.is_driven}
+        selection, decision = select_network(f"forecasts of {name}", found[name], **given)
         decisions.append(decision.described())
         decided[name] = {"network_weight": selection["network_weight"], "selection": selection}
-        errors[name] = pooled(errors_of[selection["compared_weight"]])
+        errors[name] = pooled(found[name])
         run.print(f"{name}: {selected.in_words(selection)}")
         if name in calls:  # samplers build on single calls
-            of_calls = {weight: sums[:, :, : calls[name]] for weight, sums in errors_of.items()}
-            selection, decision = select_weight(f"single calls of samplers of {name}", of_calls)
+            of_calls = found[name][:, :, : calls[name]]
+            question = f"single calls of samplers of {name}"
+            selection, decision = select_network(question, of_calls, **given)
             decisions.append(decision.described())
             decided[name]["call_weight"] = selection["network_weight"]
             run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")

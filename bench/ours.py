@@ -32,7 +32,7 @@ from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator
 from ups.models.windows import Windows
-from ups.select import MEASUREMENT, NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, select_network
+from ups.select import MEASUREMENT, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
@@ -159,11 +159,9 @@ def train_ours(
     def network_weight() -> float:
         """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make
         none."""
+        trained.facts = dataclasses.replace(trained.facts, network_weight=1.0)
         rows = cache.rows_by_parameter("val", SELECTION_FACTOR * settings.train.validate_trajectories)
-        found = {
-            weight: squared_errors(operator, cache, rows, context, place, weight)
-            for weight in NETWORK_WEIGHTS
-        }
+        found = squared_errors(operator, cache, rows, context, place)
         selection, _ = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
         return selection["network_weight"]
 

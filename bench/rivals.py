@@ -94,7 +94,7 @@ class Rival(nn.Module):
                 f"Change {settings.network}.patch or the resolution."
             )
         model = ModelConfig(settings.network, width, settings.depth, settings.modes, KERNEL_SIZE, MLP_RATIO)
-        self.boundary, self.width = boundary, width
+        self.width = width
         self.into = nn.Linear((channels_in + num_parameters) * cells, width)
         self.condition = nn.Linear(num_parameters, width) if num_parameters else None
         self.backbone = build(model, {ANY: along(boundary, len(sizes))})
@@ -107,5 +107,5 @@ class Rival(nn.Module):
         cells = torch.cat((u, constant), -1).movedim(-1, 1)
         x = self.into(patchify(cells, len(sizes), self.patch))
         condition = x.new_zeros(len(u), self.width) if self.condition is None else self.condition(parameters)
-        y = self.out(self.backbone(x, condition, self.boundary))
+        y = self.out(self.backbone(x, condition))
         return unpatchify(y, len(sizes), self.patch).movedim(1, -1).contiguous()

@@ -35,7 +35,7 @@ def test_periodic_spectral_mixing_is_a_complex_matrix_per_fourier_mode(n, modes)
     y_hat = torch.zeros_like(x_hat)
     for k in range(min(modes, n // 2 + 1)):
         y_hat[:, k] = x_hat[:, k] @ torch.complex(*mixing.weight[:, k].detach())
-    torch.testing.assert_close(mixing(x, PERIODIC), torch.fft.irfft(y_hat, n=n, dim=1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(mixing(x, (PERIODIC,)), torch.fft.irfft(y_hat, n=n, dim=1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("boundary", [NO_FLUX, DIRICHLET, OUTFLOW])
@@ -47,7 +47,7 @@ def test_spectral_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
     mirrored = torch.cat([x, x.flip(1)], 1)
     both = SpectralMixing(6, 4)
     both.weight.data = torch.stack([mixing.weight[0].detach(), torch.zeros(4, 6, 6)])
-    torch.testing.assert_close(mixing(x, boundary), both(mirrored, PERIODIC)[:, :7], rtol=0, atol=1e-5)
+    torch.testing.assert_close(mixing(x, (boundary,)), both(mirrored, (PERIODIC,))[:, :7], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_local_mixing_continues_the_tokens_as_the_boundary_says(boundary, outsid
     expected = [
         sum(weight * row[i + j] for j, weight in enumerate((1, 10, 100, 1000, 10000))) for i in range(9)
     ]
-    assert mixing(torch.arange(1.0, 10)[None, :, None], boundary).flatten().tolist() == expected
+    assert mixing(torch.arange(1.0, 10)[None, :, None], (boundary,)).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_gated_mlp_is_that_of_the_formula():
     x = torch.tensor([[[4.0], [-4.0]]])  # norm x = 1, -1
     silu = [2 / (1 + 2.718281828**-2), -2 / (1 + 2.718281828**2)]
     expected = torch.tensor([4 + 0.5 * silu[0] * 3, -4 + 0.5 * silu[1] * -3]).view(1, 2, 1)
-    torch.testing.assert_close(block(x, torch.zeros(1, 1), PERIODIC), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(block(x, torch.zeros(1, 1)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_tasks_share_the_mixing_of_tokens_and_have_private_weights_at_a_token():
@@ -154,10 +154,10 @@ def test_tasks_share_the_mixing_of_tokens_and_have_private_weights_at_a_token():
             nn.init.normal_(own.modulation.bias, std=0.3)
 
     def change_of(part: str) -> list[bool]:
-        before = [backbone(x, condition, PERIODIC, task) for task in block.own]
+        before = [backbone(x, condition, task) for task in block.own]
         with torch.no_grad():
             backbone.get_parameter(part).mul_(1.5)
-        after = [backbone(x, condition, PERIODIC, task) for task in block.own]
+        after = [backbone(x, condition, task) for task in block.own]
         return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
 
     for part in ("up.weight", "down.weight", "modulation.bias"):
@@ -167,13 +167,17 @@ def test_tasks_share_the_mixing_of_tokens_and_have_private_weights_at_a_token():
 
 def test_a_local_backbone_has_a_finite_receptive_field_and_is_zero_at_initialisation():
     torch.manual_seed(0)
-    backbone, x, condition = LocalBackbone(MODEL, 2), noise(2, 21, 21, 8), noise(2, 8, seed=1)
-    assert torch.equal(backbone(x, condition, PERIODIC), nn.functional.rms_norm(x, (8,)))
+    backbone, x, condition = (
+        LocalBackbone(MODEL, 2, (PERIODIC,) * 2),
+        noise(2, 21, 21, 8),
+        noise(2, 8, seed=1),
+    )
+    assert torch.equal(backbone(x, condition), nn.functional.rms_norm(x, (8,)))
     for point in backbone.points:
         nn.init.normal_(point.modulation.weight, std=0.3)
         nn.init.normal_(point.down.weight, std=0.3)
     x.requires_grad_(True)
-    y = backbone(x, condition, PERIODIC)
+    y = backbone(x, condition)
     assert (y - nn.functional.rms_norm(x, (8,))).abs().max() > 0.1
     y[0, 10, 10].square().sum().backward()
     seen = x.grad.abs().amax(-1) > 0  # two tokens to either side, twice

@@ -49,9 +49,9 @@ def test_any_grid_and_boundary_keeps_its_shape_and_samples_do_not_mix(kind, grid
     x, condition = noise(2, *grid, WIDTH), noise(2, WIDTH, seed=1)
     for boundary in boundaries_of(len(grid)):
         backbone = trained(kind, along(boundary, len(grid)))
-        y = backbone(x, condition, boundary)
+        y = backbone(x, condition)
         assert y.shape == x.shape and y.isfinite().all(), boundary
-        alone = torch.cat([backbone(x[i : i + 1], condition[i : i + 1], boundary) for i in range(2)])
+        alone = torch.cat([backbone(x[i : i + 1], condition[i : i + 1]) for i in range(2)])
         torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -60,9 +60,7 @@ def test_any_grid_and_boundary_keeps_its_shape_and_samples_do_not_mix(kind, grid
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
 def test_every_parameter_gets_a_gradient(kind, grid, boundary):
     backbone = trained(kind, along(boundary, len(grid)))
-    loss = backbone(noise(2, *grid, WIDTH), noise(2, WIDTH, seed=1), boundary) * noise(
-        2, *grid, WIDTH, seed=2
-    )
+    loss = backbone(noise(2, *grid, WIDTH), noise(2, WIDTH, seed=1)) * noise(2, *grid, WIDTH, seed=2)
     loss.sum().backward()
     for name, parameter in backbone.named_parameters():
         assert parameter.grad.isfinite().all() and parameter.grad.abs().amax() > 0, name
@@ -72,11 +70,11 @@ def test_every_parameter_gets_a_gradient(kind, grid, boundary):
 def test_the_condition_matters_after_training_and_not_at_the_start(kind):
     x, one, other = noise(2, 8, 8, WIDTH), noise(2, WIDTH, seed=1), noise(2, WIDTH, seed=2)
     backbone = trained(kind, (PERIODIC,) * 2)
-    assert (backbone(x, one, PERIODIC) - backbone(x, other, PERIODIC)).abs().max() > 0.01
+    assert (backbone(x, one) - backbone(x, other)).abs().max() > 0.01
     for name, parameter in backbone.named_parameters():
         if "modulation" in name:
             nn.init.zeros_(parameter)
-    assert torch.equal(backbone(x, one, PERIODIC), backbone(x, other, PERIODIC))
+    assert torch.equal(backbone(x, one), backbone(x, other))
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
@@ -86,8 +84,8 @@ def test_a_shift_commutes_with_a_periodic_backbone_and_not_with_walls(kind, grid
     x, condition = noise(1, *grid, WIDTH), noise(1, WIDTH, seed=1)
     for boundary, is_equal in ((PERIODIC, True), (DIRICHLET, False)):
         backbone = trained(kind, along(boundary, len(grid)))
-        shifted = backbone(torch.roll(x, 4, 1), condition, boundary)
-        expected = torch.roll(backbone(x, condition, boundary), 4, 1)
+        shifted = backbone(torch.roll(x, 4, 1), condition)
+        expected = torch.roll(backbone(x, condition), 4, 1)
         assert torch.allclose(shifted, expected, rtol=1e-3, atol=1e-4) == is_equal, boundary
 
 
@@ -112,12 +110,12 @@ def test_private_weights_of_a_task_change_no_other_task(kind):
         ("burgers1d", "advection1d"),
     )
     x, condition = noise(1, 12, WIDTH), noise(1, WIDTH, seed=1)
-    before = [backbone(x, condition, PERIODIC, task) for task in tasks]
+    before = [backbone(x, condition, task) for task in tasks]
     with torch.no_grad():
         for name, parameter in backbone.named_parameters():
             if task_of(name) == "burgers1d":
                 parameter.add_(0.1)
-    after = [backbone(x, condition, PERIODIC, task) for task in tasks]
+    after = [backbone(x, condition, task) for task in tasks]
     assert [torch.equal(*pair) for pair in zip(before, after, strict=True)] == [False, True]
 
 
@@ -168,7 +166,7 @@ def test_a_coarser_grid_uses_the_modes_that_it_resolves():
     ("end", "mode"), [(PERIODIC, "circular"), (NO_FLUX, "replicate"), (DIRICHLET, "zeros")]
 )
 def test_a_convolution_is_that_of_torch(ndim, stride, end, mode):
-    ours = Convolution(2, 3, (end,) * ndim, 3, stride)
+    ours = Convolution(2, 3, (end,) * ndim, stride)
     options = {"stride": stride, "padding": 1, "padding_mode": mode}
     theirs = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1](2, 3, 3, **options)
     theirs.weight.data = ours.weight.detach().unflatten(1, (*[3] * ndim, 2)).movedim(-1, 1)
@@ -177,16 +175,16 @@ def test_a_convolution_is_that_of_torch(ndim, stride, end, mode):
     torch.testing.assert_close(ours(x), theirs(x.movedim(-1, 1)).movedim(1, -1))
 
 
-def reach(backbone: Backbone, boundary: str, n: int) -> list[int]:
+def reach(backbone: Backbone, n: int) -> list[int]:
     """The tokens of a line that the middle one depends on."""
     x = noise(1, n, WIDTH).requires_grad_(True)
-    backbone(x, noise(1, WIDTH, seed=1), boundary)[0, n // 2].square().sum().backward()
+    backbone(x, noise(1, WIDTH, seed=1))[0, n // 2].square().sum().backward()
     return (x.grad[0].abs().amax(-1) > 0).nonzero().flatten().tolist()
 
 
 def test_a_window_attends_to_itself_and_half_a_window_around():
     """Windows of four tokens: 16 is the first of 16..19, which attend to 14..21."""
-    assert reach(trained("transformer", (PERIODIC,), depth=1), PERIODIC, 32) == list(range(14, 22))
+    assert reach(trained("transformer", (PERIODIC,), depth=1), 32) == list(range(14, 22))
 
 
 @pytest.mark.parametrize("end", [PERIODIC, NO_FLUX])

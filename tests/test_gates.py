@@ -18,7 +18,7 @@ from test_report import example, task_entry, waves
 from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.evaluation.gates import check_gates, check_usability, gate, not_passed, outcome, point, usability_of
-from ups.evaluation.steady import pool, pool_checks, pool_spread
+from ups.evaluation.steady import pool, pool_checks
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.errors import vanishes
 from ups.metrics.intervals import Resamples, halves
@@ -147,10 +147,10 @@ def prior(kind: str = "right", pushed: str = "right") -> Entry:
     scores["corrector"] |= score_structure(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     both = [scores["corrector"]] * 2
-    made.add("", {"num_initial_conditions": CASES, "ssr": pool_spread(both, Resamples(200, 0, groups))})
-    made.add("", pool_checks(both, [], Resamples(200, 0, groups)))
+    made.add("", {"num_initial_conditions": CASES} | pool_checks(both, [], Resamples(200, 0, groups)))
     for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional"):
-        made.add(f"corrector / {other}", pool(every, list(names), other, Resamples(200, 0, groups)))
+        found = pool(every, list(names), other, Resamples(200, 0, groups))
+        made.add(f"corrector / {other}", {"energy_score": found})
     return made
 
 
@@ -292,18 +292,14 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
 
 def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
     results, _, _ = example()
-    limits = replace(
-        SETTINGS, max_ratio_to_persistence=1e-6, max_nrmse={"burgers1d": 0.1}, min_initial_conditions=1
-    )
     gates, task = {row["name"]: row for row in results.facts["gates"]}, results.tasks["advection1d"]
     assert gates["trivial/advection1d"]["value"] == task.number("operator / persistence", "nrmse")
-    assert "trivial/darcy2d" in gates and not gates["nrmse/diff_react2d"]["passed"]
+    assert gates["trivial/advection1d"]["passed"] and "trivial/darcy2d" in gates
     assert gates["finite/cfd3d/operator"]["passed"] and "finite/advection1d/fno" not in gates
-    reasons = {row["name"]: row["reason"] for row in check_gates(results, limits) if not row["passed"]}
-    assert (
-        "allowed is below 1e-06" in reasons["trivial/advection1d"]
-        and "was not evaluated" in reasons["nrmse/burgers1d"]
-    )
+    task.add("operator / persistence", {"nrmse": {"value": 0.9, "low": 0.7, "high": 1.1}})
+    settings = replace(SETTINGS, min_initial_conditions=1)
+    reasons = {row["name"]: row["reason"] for row in check_gates(results, settings) if not row["passed"]}
+    assert "is 0.9 [0.7, 1.1]; allowed is below 1" in reasons["trivial/advection1d"]
 
 
 def test_errors_are_pooled_where_a_driven_field_vanishes():
@@ -339,18 +335,13 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     task = task_entry("advection1d", u_pred, u_ref, times, context, ["u"], False)[0]
     results.tasks = {"advection1d": task}
     results.facts["stages"] = {"operator": ["advection1d"]}
-    gates = check_gates(
-        results,
-        replace(
-            SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}, min_initial_conditions=1
-        ),
-    )
-    # finite twice, against persistence and base, the limit
-    assert [row["passed"] for row in gates] == [False] * 5
+    gates = check_gates(results, replace(SETTINGS, min_initial_conditions=1))
+    # finite twice, against persistence and base
+    assert [row["passed"] for row in gates] == [False] * 4
     results.facts["gates"] = gates
     usable = check_usability(results)["advection1d"]
     assert not usable["usable"] and "not finite" in usable["words"]
-    assert "5 of 5 gates fail" in summary.paragraph(results)
+    assert "4 of 4 gates fail" in summary.paragraph(results)
 
 
 @pytest.mark.parametrize(

@@ -338,3 +338,18 @@ def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_
         if path.name.startswith("train_") and lines["shard"]:
             start = [call.lineno for call, _ in found if named(call) in (("Run", "start"), ("", "start_run"))]
             assert start and min(start) < min(lines["shard"]), path
+
+
+def test_every_selection_by_validation_is_one_of_at_most_ten_rules_in_one_file(calls_of):
+    """A rule is a function that calls `choose`; the tenth keeps weights by scores (`Run.keep_best`)."""
+    deciding = [
+        (path, within)
+        for path, found in calls_of.items()
+        for call, within in found
+        if named(call) == ("", "choose")
+    ]
+    assert {path.name for path, _ in deciding} == {"select.py"}
+    rules = {
+        next(node.name for node in within if isinstance(node, ast.FunctionDef)) for _, within in deciding
+    }
+    assert 0 < len(rules) <= 9, rules

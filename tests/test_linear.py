@@ -151,9 +151,8 @@ def by_least_squares(cache: Cache, context: int) -> float:
         (moved(), STEADY),
         (blocks(), {**TRANSIENT, "patch": 8}),
         (reaction(), {**TRANSIENT, "layout": {name: ["trajectory", "time", "x"] for name in "uv"}}),
-        (temperatures(), {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12}),
     ],
-    ids=["moved", "blocks", "reaction", "stations"],
+    ids=["moved", "blocks", "reaction"],
 )
 def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)

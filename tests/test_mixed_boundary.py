@@ -40,10 +40,10 @@ def test_the_modes_of_a_channel_are_fourier_along_and_cosine_across():
 @pytest.mark.parametrize("mixing", [SpectralMixing(4, 3), LocalMixing(4, 3)])
 def test_mixing_is_the_sum_over_axes_of_that_behind_each_axis_own_ends(mixing):
     x = noise(2, 6, 5, 4)
-    lines = mixing(x.transpose(1, 2).reshape(10, 6, 4), PERIODIC).view(2, 5, 6, 4).transpose(1, 2)
-    columns = mixing(x.reshape(12, 5, 4), NO_FLUX).view(2, 6, 5, 4)
-    torch.testing.assert_close(mixing(x, CHANNEL), lines + columns, rtol=0, atol=1e-5)
-    assert not torch.allclose(mixing(x, CHANNEL), mixing(x, PERIODIC), atol=1e-3)
+    lines = mixing(x.transpose(1, 2).reshape(10, 6, 4), (PERIODIC,)).view(2, 5, 6, 4).transpose(1, 2)
+    columns = mixing(x.reshape(12, 5, 4), (NO_FLUX,)).view(2, 6, 5, 4)
+    torch.testing.assert_close(mixing(x, along(CHANNEL, 2)), lines + columns, rtol=0, atol=1e-5)
+    assert not torch.allclose(mixing(x, along(CHANNEL, 2)), mixing(x, (PERIODIC,) * 2), atol=1e-3)
 
 
 def test_a_mixed_spectrum_holds_all_energy_and_a_wave_where_it_is():

@@ -19,7 +19,7 @@ from PIL import Image
 from bench import leaderboard
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
-from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
+from ups.evaluation.gates import PAIR, check_gates, check_usability, missing, network_gain, usability_of
 from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
@@ -109,10 +109,7 @@ def task_entry(name, u_pred, u_ref, times, context, fields, has_rivals):
 
 GATES = SimpleNamespace(
     quality=True,
-    max_ratio_to_persistence=0.5,
-    max_ratio_to_base=1.25,
     min_initial_conditions=4,
-    max_nrmse={"advection1d": 0.5, "diff_react2d": 0.01},
 )
 
 
@@ -153,7 +150,8 @@ def make_example(n=4):
             name, u_pred, u_ref, times, context, fields, name != "cfd3d"
         )
     facts["stages"] = {"operator": list(results.tasks)}
-    facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
+    gates = [*check_gates(results, GATES), missing("operator", "darcy2d")]  # one fails
+    facts |= {"gates": gates, "usability": check_usability(results)}
     history = []
     for step in range(50, 4001, 50):
         loss = 0.9 * math.exp(-step / 900) + 0.02 + 0.01 * math.sin(step)
@@ -323,7 +321,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
     failed, count = sum(not gate["passed"] for gate in gates), len(gates)
     assert "nRMSE over all frames not finite." in words and f"{failed} of {count} gates fail" in words
-    assert failed > 5 and f"{count - failed} of {count} gates pass" in words
+    assert failed > 3 and f"{count - failed} of {count} gates pass" in words
 
 
 def interval(value, low=None, high=None):

@@ -14,7 +14,7 @@ import ups.training.run
 from ups.common.place import ROOT
 
 SETTINGS = ["data.tasks=[burgers1d]", "operator.train.steps=3", "operator.base_steps=2"]
-MOST = CallPath(functions=80, files=25, depth=12)  # they may only fall
+MOST = CallPath(functions=80, files=25, depth=11)  # they may only fall
 
 
 def trace(root: str, overrides: list[str]) -> None:

@@ -866,8 +866,6 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     )
     by = {
         "pushed": start.offset,
-        "error": with_error,
-        "gaussian": residuals["gaussian"],
         "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
     }
     head.facts = replace(head.facts, start="pushed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -29,7 +28,6 @@ from ups.results import Results
 from ups.userdata.times import in_years
 
 CPU, DAYS, CUT = torch.device("cpu"), 1500, 30
-LIMITS = SimpleNamespace(quality=True, max_ratio_to_persistence=1.0, max_ratio_to_base=2.0, max_nrmse={})
 
 
 def opened(folder, unit: str | None = "days since 2001-03-01", **said):
@@ -128,7 +126,7 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
             entry.add(f"operator / {name}", {"nrmse": dict.fromkeys(("value", "low", "high"), value)})
         entry.add("operator", {"nrmse": dict.fromkeys(("value", "low", "high"), 0.2)})
         results = Results({"run": "r"}, {"ks": entry})
-        rows = operator_gates("operator", "ks", entry, LIMITS)
+        rows = operator_gates("operator", "ks", entry, load_config(None).evaluate)
         gates = {row["name"]: row["passed"] for row in rows}
         assert (
             gates["trivial/ks"]

@@ -360,7 +360,7 @@ def mutate_config(folder: Path, draw: random.Random) -> str:
         "run: {seed: .nan}",
         "%YAML 9.9\n---\nrun: {}",
         'run: {name: "\\ud800"}',
-        "evaluate: {max_nrmse: {burgers1d: " + "1" * 400 + "}}",
+        "operator: {base_steps: " + "1" * 400 + "}",
         "task: {burgers1d: {patch: 1000000000000}}",
         "data: {tasks: [" + "burgers1d, " * 5000 + "]}",
     ]

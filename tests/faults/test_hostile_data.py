@@ -128,10 +128,6 @@ CONFIGURATIONS = {
         "has 348889 bytes; expected a configuration of at most",
     ),
     "7000 keys": ("\n".join(f"key{i}: 1" for i in range(7000)), "and 6980 more"),
-    "7000 bounds": (
-        "evaluate:\n  max_nrmse:\n" + "\n".join(f"    key{i}: x" for i in range(7000)),
-        "and 6980 more",
-    ),
     "a number of 1e5 digits": (
         "run: {seed: " + ":".join(["1"] * 50000) + "}",
         "a number of 99999 characters",

@@ -88,7 +88,6 @@ def test_two_nodes_train_together_and_the_first_writes_the_report(tmp_path):
                 "cache": {"root": str(tmp_path / "cache")},
                 "task": {"burgers1d": {"reserve": 0.0}},
                 "operator": {"base_steps": 5, "train": {"steps": 8, "validate_every": 8, "save_every": 4}},
-                "evaluate": {"max_ratio_to_persistence": 1000.0},
             }
         ),
         encoding="utf-8",

@@ -67,8 +67,7 @@ def print_training_plan(config: Config, stage: str) -> None:
         f"activations; on disk {train.keep} checkpoints of {state / MIB:.0f} MiB"
     )
     seconds = sum(
-        _seconds(network, grid, micro, config.spec(name).boundary, train.precision)
-        for name, (network, grid) in networks.items()
+        _seconds(network, grid, micro, train.precision) for name, (network, grid) in networks.items()
     )
     step = shard * seconds / len(names) * (passes.trained + FORWARD * passes.evaluated)
     before = train.batch_size * passes.steps_before * seconds / min(world, len(names))
@@ -150,8 +149,7 @@ def print_report_plan(config: Config) -> None:
         section, is_steady = getattr(config, stage.name), stage.tasks == "steady"
         for name in config.served(stage.name, config.evaluated):
             network, grid = _network(config, name, section.model, is_operator=False)
-            boundary, precision = config.spec(name).boundary, section.train.precision
-            forward = FORWARD * _seconds(network, grid, settings.batch_size, boundary, precision)
+            forward = FORWARD * _seconds(network, grid, settings.batch_size, section.train.precision)
             steps = section.sampler_steps
             fields = 4 * settings.ensemble_trajectories * settings.members
             total += 2 * steps * forward * (fields if is_steady else num_samples(settings))
@@ -207,9 +205,7 @@ def _network(
     return nn.ModuleDict(network), tuple(grid)
 
 
-def _seconds(
-    network: nn.ModuleDict, grid: tuple[int, ...], micro: int, boundary: str, precision: str
-) -> float:
+def _seconds(network: nn.ModuleDict, grid: tuple[int, ...], micro: int, precision: str) -> float:
     """Measure the seconds per row of a forward and backward pass; on a CPU, of processor time per thread."""
     device, measured = _device(), list(grid)
     is_cuda = device.type == "cuda"
@@ -223,7 +219,7 @@ def _seconds(
 
     def step() -> None:
         with autocast(precision, device):
-            z_pred = network.out(network.backbone(network.into(x), condition, boundary))
+            z_pred = network.out(network.backbone(network.into(x), condition))
         torch.autograd.grad(z_pred.float().square().mean(), weights)
 
     threads = torch.get_num_threads()

@@ -283,9 +283,6 @@ class EvaluateConfig:
     num_bootstrap: Annotated[int, Resamples]
     stages: list[Literal[*STAGES]]
     quality: bool
-    max_ratio_to_persistence: float
-    max_ratio_to_base: float
-    max_nrmse: dict[str, float]
     members: Annotated[int, Members]
     ensemble_trajectories: Annotated[int, Positive]
     ensemble_frames: Annotated[int, Positive]

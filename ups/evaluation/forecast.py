@@ -105,7 +105,6 @@ def facts_of(head: TaskHead, truth: Truth, times: list[float], is_pooled: bool) 
         "axes": list(task.axes),
         "boundary": task.boundary,
         "domain": [list(span) for span in task.spans],
-        "dt": cache.dt,
         "given": [*task.inputs, *task.still, *task.forcing],
         "parameter_ranges": head.facts.parameters,
         "base": head.facts.base["kind"],

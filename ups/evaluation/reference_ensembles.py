@@ -110,12 +110,12 @@ class RolloutErrors:
 
     @torch.no_grad()
     def sample(
-        self, choose: Callable[[Tensor, int], Tensor], rows: Tensor, num_frames: int, num_members: int
+        self, places_of: Callable[[Tensor, int], Tensor], rows: Tensor, num_frames: int, num_members: int
     ) -> Tensor:
-        """The operator's rollouts plus the errors that `choose` returns positions of, in physical units."""
+        """The operator's rollouts plus the errors at the positions of `places_of`, in physical units."""
         return torch.cat(
             [
-                self.add(some, self.errors[choose(some, num_members)])
+                self.add(some, self.errors[places_of(some, num_members)])
                 for some in self.truth.cache.row_blocks(rows, num_frames * num_members, 64)
             ]
         )

@@ -9,7 +9,7 @@ from ups.common.text import number
 Selection = Mapping[str, Any]
 
 SENTENCES = {
-    "network": "The network serves{half}: on validation it is better than its base alone ({numbers}).",
+    "network": "The network serves: on validation it is better than its base alone ({numbers}).",
     "base": "The network is not used: on validation the base alone is better ({numbers}).",
     "tie": "The network is not used: validation finds no clear difference from the base alone ({numbers}).",
     "broken": "The network is not used: its validation error is not finite ({numbers}).",
@@ -44,9 +44,7 @@ def in_words(selection: Selection | None) -> str:
     """A sentence that says which of the two is used, with the numbers."""
     if not selection:
         return SENTENCES["unknown"]
-    weight = selection["network_weight"]
-    half = "" if weight in (0, 1) else f" with {weight:g} of its output"
-    return SENTENCES[outcome(selection)].format(half=half, numbers=numbers_in_words(selection))
+    return SENTENCES[outcome(selection)].format(numbers=numbers_in_words(selection))
 
 
 def numbers_in_words(selection: Selection) -> str:

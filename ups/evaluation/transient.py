@@ -261,5 +261,5 @@ def on_waves(ratio: dict[str, float | None]) -> str:
     )
 
 
-def in_words(value: float | None, digits: int = 3) -> str:
-    return "an undefined number of" if value is None else f"{value:.{digits}f}"
+def in_words(value: float | None) -> str:
+    return "an undefined number of" if value is None else f"{value:.3f}"

@@ -52,7 +52,7 @@ class CellPosterior(nn.Module):
 
     def __init__(self, linear: LinearPosterior, levels: Sequence[float], model: ModelConfig, task: Task):
         super().__init__()
-        self.linear, self.shape, self.boundary, self.ndim = linear, linear.shape, task.boundary, task.ndim
+        self.linear, self.shape, self.ndim = linear, linear.shape, task.ndim
         self.low, self.high = levels
         self.patch = 2 if all(size % 2 == 0 for size in self.shape[1:]) else 1
         cells = self.patch**self.ndim
@@ -71,7 +71,7 @@ class CellPosterior(nn.Module):
         """Logits (B, 1, *space) of the higher value, given v (B, 1, *space) where known is 1."""
         fields = (observation.values, observation.mask, v * known, known)
         x = torch.cat([patchify(field, self.ndim, self.patch) for field in fields], -1)
-        hidden = self.backbone(self.into(x), self.facts(observation.facts), self.boundary)
+        hidden = self.backbone(self.into(x), self.facts(observation.facts))
         return unpatchify(self.out(hidden), self.ndim, self.patch)
 
     def loss(self, v: Tensor, rng: torch.Generator) -> Tensor:

@@ -154,7 +154,7 @@ class FieldConditions:
     @property
     def is_linear(self) -> bool:
         """Whether the posterior of the coefficient is a `LinearPosterior`."""
-        return self.posterior is self.posterior.linear
+        return isinstance(self.posterior, LinearPosterior)
 
     def predict(
         self, observation: Observation, parameters: Tensor, noise: Tensor | None = None

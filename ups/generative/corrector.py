@@ -38,8 +38,9 @@ from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
 from ups.training.weights import load_stage
+from ups_discovery.boundary import along
 
-METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
+METHODS = ("pushed", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)  # of the angle's sinusoids; low ones keep derivatives in the angle smooth
 LARGEST_LOG_SCALE = math.log(1e4)  # bound of |h|: a coefficient known to 1e-4 of its spread counts as known
@@ -118,7 +119,7 @@ class CorrectorFacts(Facts):
     own: dict[str, Any] | None = None
     guess: dict[str, Any] | None = None
     start: str | None = None
-    method: str | None = None
+    method: str | None = checked((METHODS.__contains__, " or ".join(METHODS)), default=None)
     dim: int = checked(COUNT)
     num_conditions: int = checked(COUNT)
     tokens: list[int] | None = checked(CELLS, default=None)
@@ -140,7 +141,7 @@ class CorrectorHead(nn.Module):
     def __init__(self, facts: CorrectorFacts, model: ModelConfig):
         super().__init__()
         task = described_task({"name": facts.name, **({"own": facts.own} if facts.own else {})})
-        self.name, self.boundary = task.name, task.boundary
+        self.name = task.name
         self.facts, dim, num_conditions = facts, facts.dim, facts.num_conditions
         for name, size, value in (
             ("r_mean", dim, 0.0),
@@ -155,13 +156,15 @@ class CorrectorHead(nn.Module):
         self.guess = posterior_of(facts.guess, model, task) if facts.guess else None
         if self.guess is not None:
             self.guess.requires_grad_(False)  # `fit_posteriors` trains it
-        self.waves = Waves(facts.tokens, dim, self.boundary) if facts.tokens else None
-        self.limits = WaveLimits(*facts.fields, boundary=self.boundary) if facts.tokens else None
+        self.waves = Waves(facts.tokens, dim, task.boundary) if facts.tokens else None
+        self.limits = WaveLimits(*facts.fields, boundary=task.boundary) if facts.tokens else None
         self.mixture = ScaleMixture(dim) if facts.is_localized else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
         self.gaussian = (
-            LocalBackbone(model, GAUSSIAN_DEPTH) if facts.num_features else backbone_of(model, task)
+            LocalBackbone(model, GAUSSIAN_DEPTH, along(task.boundary, task.ndim))
+            if facts.num_features
+            else backbone_of(model, task)
         )
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
@@ -213,7 +216,7 @@ class CorrectorHead(nn.Module):
             )
         tokens = (tokens - self.c_mean) / self.c_std
         facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
-        hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)
+        hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts))
         mean, raw = self.gaussian_out(hidden).chunk(2, -1)
         log_scale = LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
         return Condition(self.name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
@@ -237,7 +240,7 @@ class CorrectorHead(nn.Module):
     def with_start(self, condition: Condition, start: Start) -> Condition:
         """Return the condition with the start of the sampling path. If the coefficient is fully observed,
         only the operator's own error remains; the facts of start and condition are then equal."""
-        if self.method == "gaussian" or (self.method == "diffusion" and not self.is_pushed):
+        if self.method == "diffusion" and not self.is_pushed:
             return condition
         prediction = self.condition(start.tokens, start.facts)
         has_error = (condition.facts == prediction.facts).all(1) | (self.method != METHODS[0])
@@ -299,7 +302,7 @@ class Corrector(TaskNetwork):
             vector = task + self.facts(condition.facts) + embedding
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with autocast(self.precision, x.device):
-                hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
+                hidden = self.backbone(head.into(tokens), vector, condition.name)
             rest = head.out(hidden.float())
             return add_linear(x.float(), angle, rest) if add_linear else rest
 

@@ -26,6 +26,7 @@ PURE_NOISE = math.pi / 2  # the angle of pure noise
 # Of ln tan(angle) in training: 95 % of tan lie in 0.04 to 23, beyond the largest mode of most residuals.
 LOG_TAN_STD = 1.6
 SMALLEST_SINE = 1e-3  # that a map divides by; the sine is 0 at the residual itself
+ITERATIONS = 20  # for the largest mode
 REACH = 5.0  # largest residual mode, in standard deviations, that this covers; larger ones shift the mean
 
 
@@ -49,12 +50,12 @@ def sample_angles(count: int, generator: torch.Generator | None = None, largest_
     return log_tan.exp().atan().float()[torch.randperm(count, generator=generator)]
 
 
-def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
+def largest_mode(r: Tensor) -> Tensor:
     """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
     samples; a scalar."""
     flat = r.flatten(1)
     v = flat[flat.square().sum(1).argmax()]  # the largest sample has a component along every large mode
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         v = v / v.norm().clamp_min(1e-12)
         v = flat.T @ (flat @ v) / len(flat)
     return v.norm().sqrt()

@@ -95,11 +95,6 @@ class LinearPosterior(nn.Module):
     def description(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "num_modes": len(self.variance)}
 
-    @property
-    def linear(self) -> "LinearPosterior":
-        """Itself: what a `CellPosterior` has beside its network."""
-        return self
-
     def forward(self, observation: Observation, noise: Tensor | None = None) -> Posterior:
         """The posterior given an observation. noise (B, M, 2, C, *space): standard normal, for M samples of
         each row; None: no samples."""

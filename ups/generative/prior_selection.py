@@ -1,16 +1,15 @@
 """Selection on validation of how a steady prior samples.
 
     pushed      samples of the posterior of the coefficient, mapped through the operator
-    error       the same plus the operator's own error, a conditional Gaussian
-    gaussian    the conditional mean and scale of the residual at the best guess
-    diffusion   the trained diffusion, started from `error` or from `gaussian`
+    diffusion   the trained diffusion, started from these plus the operator's own error, a conditional
+                Gaussian, or from white noise
 
 The posterior is linear. Of a coefficient with two values a `CellPosterior` is fitted as well, and it serves
-if its samples, pushed through the operator, are better (docs/results.md). The diffusion starts at `error`
-with the linear posterior, so that the path is short, and at white noise with a `CellPosterior`: a start would
-cost ROUNDS evaluations for each row of a training batch. Fully observed rows of `pushed` also get the
-operator's own error. The score is the energy score of the sampled solutions over that of `pushed`, mean over
-the kinds of partial observation; a proper score favours neither narrow nor wide samples.
+if its samples, pushed through the operator, are better (docs/results.md). The diffusion starts at pushed
+samples with the linear posterior, so that the path is short, and at white noise with a `CellPosterior`: a
+start would cost ROUNDS evaluations for each row of a training batch. Fully observed rows of `pushed` also get
+the operator's own error. The score is the energy score of the sampled solutions over that of `pushed`, mean
+over the kinds of partial observation; a proper score favours neither narrow nor wide samples.
 """
 
 from functools import partial
@@ -27,7 +26,7 @@ from ups.generative.residuals import SteadyResiduals, sum_by_task
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
-from ups.select import CELLS, Decision, choose
+from ups.select import CELLS, Decision, select_lowest
 from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups.training.optim import fit_averaged
 from ups_discovery.seeds import generator
@@ -59,9 +58,9 @@ def fit_posteriors(
     out, decisions = dict(residuals), []
     for name, (facts, weights) in fits.items():
         scores = {"linear posterior": 1.0, CELLS: facts["score"]}
-        rule = "the lowest energy score of samples through the operator, over the linear posterior's"
+        what = "energy score of samples through the operator, over the linear posterior's"
         question = f"posterior of the two-valued coefficient of {name}"
-        decisions.append(choose(question, scores, rule, rows=FIELDS, seed=seed))
+        decisions.append(select_lowest(question, scores, what, FIELDS, seed))
         if decisions[-1].chosen == CELLS:
             source = residuals[name]
             cells = CellPosterior(source.posterior, levels[name], section.model, source.head.task)
@@ -148,7 +147,7 @@ def select_method(
     decisions = []
     for name, sums in zip(shard, totals, strict=True):
         scores = {method: total / len(PARTIAL) for method, total in zip(METHODS, sums, strict=True)}
-        rule = "the lowest energy score of samples, over that of pushed"
-        decisions.append(choose(f"samples of {name}", scores, rule, rows=num_fields, seed=seed))
+        what = "energy score of samples, over that of pushed"
+        decisions.append(select_lowest(f"samples of {name}", scores, what, num_fields, seed))
         network.heads[name].method = decisions[-1].chosen
     return decisions

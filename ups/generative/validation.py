@@ -20,7 +20,7 @@ from ups.generative.fit_limits import fit_gains, measure_residuals
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
-from ups.select import Decision, choose, select_sampler
+from ups.select import Decision, select_lowest, select_sampler
 from ups.training.artifact import stage_of_run
 from ups.training.fit import RanksOfRun
 
@@ -64,9 +64,9 @@ def validate_samplers(
             for error, crps in crps_by_error.items()
         }
         question = f"error of states of {name} sampled by {', '.join(trained)}"
-        rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
+        what = "CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
-        decisions.append(choose(question, best, rule, rows=rows, seed=seed))
+        decisions.append(select_lowest(question, best, what, rows, seed))
         head = network.heads[name]
         head.sample_error = float(decisions[-1].chosen)
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
@@ -165,10 +165,7 @@ def best_within(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, 
             found[sampler] = needed, crps
     if not found:
         return DEFAULT, 0
-    most = max(needed for needed, _ in found.values())
-    scores = {sampler: crps for sampler, (needed, crps) in found.items() if needed == most}
-    rule = f"of those with {most} evaluations per call the best on validation"
-    sampler = choose(f"sampler of {task}", scores, rule).chosen
+    sampler = select_sampler(task, found, max(needed for needed, _ in found.values())).chosen
     return sampler, steps if sampler == "corrector" else 0
 
 

@@ -126,13 +126,6 @@ def score_ensemble(
 # ---- moments of the metrics
 
 
-def _spread_squared(scores: Scores) -> Tensor:
-    """Variance over members times (M + 1) / M: the expected squared error of the mean of exchangeable
-    members."""
-    num_members = scores["ranks"].shape[2] - 1
-    return scores["variance"] * (num_members + 1) / num_members
-
-
 def _mean(name: str, by_lead: bool = False) -> Any:
     """Moments of the mean of a score (n, ...) over frames and fields; by_lead: over fields. None if there
     is no such score."""
@@ -153,8 +146,11 @@ def _error_of_mean(scores: Scores, _: object) -> Moments:
 
 
 def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
-    """Spread over skill of each field, mean over fields; over all leads or by_lead."""
-    both = torch.stack([_spread_squared(scores), scores["squared_error"]], 1)
+    """Spread over skill of each field, mean over fields; over all leads or by_lead. The squared spread is the
+    variance over members times (M + 1) / M: the expected squared error of the mean of exchangeable ones."""
+    num_members = scores["ranks"].shape[2] - 1
+    spread = scores["variance"] * (num_members + 1) / num_members
+    both = torch.stack([spread, scores["squared_error"]], 1)
     num_fields = both.shape[3]
 
     def root_ratio(mean: Tensor) -> Tensor:
@@ -162,13 +158,6 @@ def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
         return values if by_lead else values[:, 0]
 
     return (both if by_lead else both.mean(2)).flatten(1), root_ratio
-
-
-def _spread_by_lead(scores: Scores, _: object) -> Moments:
-    """Root of the mean variance over trajectories, mean over fields, by lead."""
-    values = _spread_squared(scores)
-    num_fields = values.shape[2]
-    return values.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
 
 
 def _of_ranks(statistic: Statistic) -> Any:
@@ -227,9 +216,8 @@ ENSEMBLES = (
         is_compared=True,
     ),
     # lists for figures, which need no label
-    Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
-    Metric("spread_by_lead", moments=_spread_by_lead),
-    Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
+    Metric("crps_by_lead", moments=_mean("crps", by_lead=True), is_compared=True),
+    Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True)),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",

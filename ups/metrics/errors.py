@@ -233,9 +233,7 @@ ERRORS = (
         _correlation_time,
         best=None,
     ),
-    Metric(
-        "error_growth_by_lead", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True
-    ),
+    Metric("error_growth_by_lead", moments=lambda scores, _: defined_mean(relative(scores), 2)),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",
@@ -253,7 +251,6 @@ ERROR = {metric.name: metric for metric in ERRORS}
 POOLED_GROWTH = Metric(
     "error_growth_by_lead",
     moments=lambda scores, _: pooled(scores["rmse"], scores["ref_rms"], by_lead=True),
-    has_ends=True,
 )
 
 

@@ -30,8 +30,8 @@ class Metric:
 
     moments(scores, lead times): moments of a value with an interval; None if these scores do not have it.
     plain(scores): a value without an interval, as JSON. Without either, the value is computed elsewhere.
-    best: "low", the value of a calibrated ensemble, or None. Lists (by lead or field) have no label and are
-    shown in figures; has_ends: with the ends of their interval. is_compared: as a ratio of two ensembles.
+    best: "low", the value of a calibrated ensemble, or None. Lists by lead have no label and are shown in
+    figures. is_compared: as a ratio of two ensembles.
     """
 
     name: str
@@ -40,7 +40,6 @@ class Metric:
     moments: Callable[[Scores, Any], Moments | None] | None = None
     plain: Callable[[Scores], Any] | None = None
     best: str | float | None = "low"
-    has_ends: bool = False
     is_compared: bool = False
 
 
@@ -188,15 +187,13 @@ def compare(
 def summarise(
     metrics: Sequence[Metric], scores: Scores, resamples: Resamples, lead_times: Any = None
 ) -> dict[str, Any]:
-    """One model's figures (`ups.results.Figures`): metric -> {value, low, high}, of lists if has_ends; a
-    plain value, or a list."""
+    """One model's figures (`ups.results.Figures`): metric -> {value, low, high}, of numbers or lists; or a
+    plain value."""
     out: dict[str, Any] = {}
     for metric in metrics:
         moments = metric.moments(scores, lead_times) if metric.moments else None
         if moments is not None:
-            found = resamples.interval(*moments)
-            is_plain = isinstance(found["value"], list) and not metric.has_ends
-            out[metric.name] = found["value"] if is_plain else found
+            out[metric.name] = resamples.interval(*moments)
         elif metric.plain:
             out[metric.name] = metric.plain(scores)
     return out

@@ -41,12 +41,11 @@ from ups.models.head_setup import (
 from ups.models.stability import Growth
 from ups.select import (
     MEASUREMENT,
+    UNSTABLE_RATIO,
     Decision,
     Errors,
-    choose,
     explain_errors,
-    is_as_good,
-    is_clearly_better,
+    select_candidate,
     select_start,
 )
 
@@ -55,9 +54,6 @@ NUM_NOISY, NUM_MEMBERS = 16, 4  # trajectories and members of the ensemble that 
 # of the training's work, for the fits of costly bases; and the least work, as few steps need a base as well
 SHARE, LEAST_WORK = 0.25, 15.0
 STEP, KEPT = 0.0135, 3.6e-9  # work of a training step, and of a number kept for its backward pass
-# A stable base serves with up to this many times the error of an unstable one, which blows up: KdV with 12
-# frames of one trajectory, 0.056 and 0.040 after 11 frames, 0.30 and 11 after 100.
-UNSTABLE_RATIO = 2.0
 STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
@@ -200,31 +196,20 @@ class Candidate(Errors):
 
 
 @torch.no_grad()
-def evaluate_candidate(
-    name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor, is_rolled_out: bool = True
-) -> Candidate:
+def evaluate_candidate(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor) -> Candidate:
     """The candidate with its errors on `rows`: of rollouts of the base alone after the first `context`
-    frames, from an estimated start if the head has one. For steady tasks, and with is_rolled_out=False, they
-    are the errors of single calls from true inputs.
+    frames, from an estimated start if the head has one; of steady tasks, of single calls from true inputs.
     """
     device, predicted, found = head.scale.device, cache.task.predicted, []
     for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):
         u = head.codec.decode(cache.batch(batch, 0, cache.num_frames, device))
         given, u_ref = u[:, :context], u[:, context:]
-        if is_rolled_out and head.start_frames:
+        if head.start_frames:
             given = estimated(head, given, cache.parameters[batch])
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(batch, device)), u
         parameters = head.parameters_of(cache, batch, context - 1, u_ref.shape[1] + 1)
-        if is_rolled_out:
-            u_pred = head.base_frames(given[:, -head.history :], parameters, u_ref.shape[1], is_alone=True)
-        else:
-            inputs = [u[:, end - head.history : end] for end in range(context, cache.num_frames)]
-            calls = [
-                head.base_frames(frames, parameters.later(number), 1, is_alone=True)
-                for number, frames in enumerate(inputs)
-            ]
-            u_pred = torch.cat(calls, 1)
+        u_pred = head.base_frames(given[:, -head.history :], parameters, u_ref.shape[1], is_alone=True)
         # in physical units, as the nRMSE of the report and of the training log
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
@@ -250,7 +235,6 @@ class Shortlist:
         self.starts: dict[str, Decision] = {}
         self._growth: Growth | None = None
         self._instability: dict[str, str] = {}
-        self._next_frames: dict[str, Candidate] = {}
 
     def add(self, name: str, head: TaskHead) -> None:
         """Evaluate a base and keep it, unless its error is too large."""
@@ -292,10 +276,9 @@ class Shortlist:
         return self._instability[one.name]
 
     def select(self) -> tuple[TaskHead, list[Decision]]:
-        """The complete head with the simplest stable candidate of those that validation cannot tell from the
-        best; if none of these is stable, with the best stable one that is kept, else with the best one. And
-        the decisions on the base and, if there was one, on the start of its forecasts. Raises ValueError
-        without a candidate."""
+        """The complete head with the candidate that `select_candidate` selects, and the decisions on the base
+        and, if there was one, on the start of its forecasts. Raises ValueError without a candidate.
+        """
         name = self.cache.task.name
         if not self.kept:
             raise ValueError(
@@ -303,24 +286,15 @@ class Shortlist:
                 f"{', '.join(self.scores)}); expected one that stays finite. Add persistence "
                 f"to task.{name}.base, or look at the data with the doctor."
             )
-        best = min(self.kept, key=Candidate.error)
-        as_good = [one for one in self.kept if one is best or is_as_good(one, best, self.groups, self.seed)]
-        ranked = sorted(as_good, key=lambda one: (*one.head.base.complexity, one.error()))
-        tied = [
-            one
-            for place, one in enumerate(ranked)
-            if not any(self.is_better_cellwise(other, one) for other in ranked[place + 1 :])
-        ]
-        kept = {one.name: one for one in [*tied, *sorted(self.kept, key=Candidate.error)]}
-        decision = choose(
+        ranked = sorted(self.kept, key=lambda one: (*one.head.base.complexity, one.error()))
+        kept = {one.name: one for one in ranked}
+        decision = select_candidate(
             f"base of {name}",
-            {one.name: one.error() for one in kept.values()} | self.scores,
-            "the simplest that is stable beyond the data, of those that validation cannot tell from the "
-            f"best; if none is, a stable one with at most {UNSTABLE_RATIO:g} times its error",
-            lambda name, _: name in kept,
+            kept,
+            self.scores,
             lambda name: not self.instability(kept[name]),
             self.intervals,
-            len(self.rows),
+            self.groups,
             self.seed,
         )
         chosen = kept[decision.chosen]
@@ -330,20 +304,6 @@ class Shortlist:
         )
         starts = [self.starts[chosen.name]] if chosen.name in self.starts else []
         return calibrated(head, self.cache, self.seed), [decision, *starts]
-
-    def is_better_cellwise(self, one: Candidate, simpler: Candidate) -> bool:
-        """Whether `one` is a cellwise map that beats `simpler` in next frames from every start of the
-        validation trajectories. These are many more than the rollouts, which noise may dominate.
-        """
-        if not one.head.base.is_cellwise or self.cache.task.is_steady:
-            return False
-        for each in (one, simpler):
-            if each.name not in self._next_frames:
-                self._next_frames[each.name] = evaluate_candidate(
-                    each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
-                )
-        found = (self._next_frames[each.name] for each in (one, simpler))
-        return is_clearly_better(*found, self.groups, self.seed)
 
 
 @torch.no_grad()

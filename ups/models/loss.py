@@ -10,7 +10,7 @@ from torch import Tensor
 from ups.common.mask import filled, valid_cells
 from ups.data.cache import Cache
 from ups.models.bases.base import ParameterBatch
-from ups.models.operator import Component, Operator
+from ups.models.operator import Operator
 from ups.select import MODELS, ROUNDING
 
 # Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
@@ -69,16 +69,10 @@ def operator_loss(
 
 @torch.no_grad()
 def squared_errors(
-    operator: Operator,
-    cache: Cache,
-    rows: Tensor,
-    context: int,
-    device: torch.device,
-    network: Component = "full",
+    operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
 ) -> Tensor:
     """Sums over space (rows, 4, T, C), float64, of rollouts after the first `context` frames: u_ref^2, its
     squared distance from the mean of the training data, and the squared errors of operator and base.
-    network: the operator's component that is compared with its base.
     """
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     predicted = head.task.predicted
@@ -96,7 +90,7 @@ def squared_errors(
         space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
-        for component in (network, "base"):
+        for component in ("full", "base"):
             w = operator.forecast(u, head.name, cache.parameters[batch], num_frames, component, forcing)
             errors.append(predicted(head.codec.denormalise(w).double()) - u_ref)
         return torch.stack([filled(error.square(), is_known).sum(space) for error in errors], 1)

@@ -183,7 +183,7 @@ class Operator(TaskNetwork):
         with autocast(self.precision, u.device):
             condition = self.condition(torch.cat([standard, fixed.expand(standard.shape[0], -1)], 1))
             condition = self.task_embedding[self.names.index(head.name)] + condition
-            features = self.backbone(head.into(tokens), condition, head.task.boundary, head.name)
+            features = self.backbone(head.into(tokens), condition, head.name)
             if not weight:
                 return u_base, features
             out = head.out(features)

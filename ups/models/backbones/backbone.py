@@ -1,9 +1,9 @@
 """The contract of a backbone, the network between the input and output maps of the tasks.
 
-A backbone is one file here with a subclass of `Backbone` or of `PrivateBackbone`, and one row in
-ups/config/model.py. It is built from (ModelConfig, task -> boundary of each axis) and called with
+A backbone is one file here with a subclass of `Backbone`, `PrivateBackbone` or `PrivateBlocks`, and one row
+in ups/config/model.py. It is built from (ModelConfig, task -> boundary of each axis) and called with
 
-    x (batch, *tokens, width), condition (batch, width), boundary (as in a task), task (name)
+    x (batch, *tokens, width), condition (batch, width), task (name)
 
 It returns the shape of x, for grids of one to three axes of any size and for any boundary. `condition`
 encodes task, parameters, time step and boundary. Other parts read only these attributes:
@@ -44,7 +44,7 @@ class Backbone(nn.Module):
     def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
         super().__init__()
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, task: str = ANY) -> Tensor:
         raise NotImplementedError
 
 
@@ -60,13 +60,12 @@ class PrivateBackbone(Backbone):
         super().__init__(model, tasks)
         self.own = nn.ModuleDict({task: self.network(model, ends) for task, ends in tasks.items()})
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, task: str = ANY) -> Tensor:
         return self.own[task](x, condition)
 
 
-class BlockNetwork(nn.Module):
-    """Equal blocks one after the other, for `PrivateBackbone`; the position along axes with walls is added
-    first.
+class PrivateBlocks(Backbone):
+    """Equal blocks per task, one after the other; the position along axes with walls is added first.
 
     block: class built from (ModelConfig, boundary of each axis), called with (x, condition). is_normed: ends
     in an RMS norm.
@@ -75,13 +74,17 @@ class BlockNetwork(nn.Module):
     block: type[nn.Module]
     is_normed = True
 
-    def __init__(self, model: ModelConfig, ends: Ends):
-        super().__init__()
-        self.position = Position(model.width, ends)
-        self.blocks = nn.ModuleList(self.block(model, ends) for _ in range(model.depth))
+    def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
+        super().__init__(model, tasks)
+        self.own = nn.ModuleDict()
+        for task, ends in tasks.items():
+            position = Position(model.width, ends)
+            blocks = nn.ModuleList(self.block(model, ends) for _ in range(model.depth))
+            self.own[task] = nn.ModuleDict({"position": position, "blocks": blocks})
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self.position(x)
-        for block in self.blocks:
+    def forward(self, x: Tensor, condition: Tensor, task: str = ANY) -> Tensor:
+        own = self.own[task]
+        x = own["position"](x)
+        for block in own["blocks"]:
             x = block(x, condition)
         return nn.functional.rms_norm(x, x.shape[-1:]) if self.is_normed else x

@@ -40,6 +40,7 @@ class Block(nn.Module):
         self.spectral = SpectralMixing(width, modes) if is_shared else None
         self.local = LocalMixing(width, kernel_size)
         first = Pointwise(width, mlp_ratio)
+        self.ends = dict(tasks)
         self.own = nn.ModuleDict({task: copy.deepcopy(first) for task in tasks})
         for task, own in self.own.items():
             own.mark_hidden_matrices()
@@ -48,14 +49,14 @@ class Block(nn.Module):
                 BoxMixing(width, min(modes, MOST_MODES[VOLUME]), ends) if len(ends) == VOLUME else None
             )
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
-        own = self.own[task]
+    def forward(self, x: Tensor, condition: Tensor, task: str = ANY) -> Tensor:
+        own, ends = self.own[task], self.ends[task]
         modulation = own.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), 6, -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
-        x = x + gate1 * (own.mixing(h) if own.mixing is not None else self.spectral(h, boundary))
+        x = x + gate1 * (own.mixing(h) if own.mixing is not None else self.spectral(h, ends))
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
-        return x + gate2 * own(h + self.local(h, boundary))
+        return x + gate2 * own(h + self.local(h, ends))
 
 
 class FlatBackbone(Backbone):
@@ -69,9 +70,9 @@ class FlatBackbone(Backbone):
             for _ in range(model.depth)
         )
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, task: str = ANY) -> Tensor:
         for block in self.blocks:
-            x = block(x, condition, boundary, task)
+            x = block(x, condition, task)
         return nn.functional.rms_norm(x, x.shape[-1:])
 
 
@@ -81,17 +82,18 @@ class LocalBackbone(nn.Module):
     are called once per sample.
     """
 
-    def __init__(self, model: ModelConfig, depth: int):
+    def __init__(self, model: ModelConfig, depth: int, ends: Ends):
         super().__init__()
+        self.ends = ends
         self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
         self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio / 2, 1) for _ in range(depth))
         for point in self.points:  # no effect at the start
             nn.init.zeros_(point.down.weight)
 
-    def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """As FlatBackbone."""
         for local, point in zip(self.local, self.points, strict=True):
             h = nn.functional.rms_norm(x, x.shape[-1:])
             h = h + point.modulation(condition).view(x.shape[0], *[1] * (x.ndim - 2), -1)
-            x = x + point(h + local(h, boundary))
+            x = x + point(h + local(h, self.ends))
         return nn.functional.rms_norm(x, x.shape[-1:])

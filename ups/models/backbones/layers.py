@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups_discovery.boundary import DIRICHLET, PERIODIC, along
+from ups_discovery.boundary import DIRICHLET, PERIODIC
 from ups_discovery.spectral import box, box_rows, cosine, fourier_pairs
 
 Ends = tuple[str, ...]  # the boundary of each axis of a task
@@ -42,10 +42,10 @@ class SpectralMixing(nn.Module):
             self._bases[key] = basis.float().to(like.device)
         return self._bases[key]
 
-    def forward(self, x: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
         total = torch.zeros_like(x)
-        for axis, end in enumerate(along(boundary, x.ndim - 2), 1):
+        for axis, end in enumerate(ends, 1):
             h = x.movedim(axis, 0)  # (n, *others, width)
             basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
@@ -116,13 +116,13 @@ class LocalMixing(nn.Module):
         self.side = kernel_size // 2
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
-    def forward(self, x: Tensor, boundary: str) -> Tensor:
+    def forward(self, x: Tensor, ends: Ends) -> Tensor:
         # a convolution down the columns of channels-last images (num, n, after, width), which are views of x:
         # on a CPU five times as fast as one of lines and twice as fast as one of volumes. The gradient of its
         # weight in bf16 is up to 18 times as fast as along rows.
         batch, *tokens, width = x.shape
         side, kernel, mixed = self.side, self.weight.to(x.dtype)[..., None], []
-        for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
+        for axis, end in reversed([*enumerate(ends)]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
             h = x.reshape(batch * before, -1, after, width)
             # on a GPU torch's pad has a gradient in one order that takes half of a pass; on a CPU it takes a
@@ -193,24 +193,16 @@ class Position(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution of (batch, *tokens, channels), padded by the boundary of each axis: periodic, zeros at
-    Dirichlet walls, else the value at the wall.
+    """A convolution of (batch, *tokens, channels) over three tokens per axis, padded by the boundary of each
+    axis: periodic, zeros at Dirichlet walls, else the value at the wall.
 
     The filters are one matrix, (channels out, taps * channels in), that Muon can optimize.
     """
 
-    def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        ends: Ends,
-        kernel_size: int = 3,
-        stride: int = 1,
-    ):
+    def __init__(self, channels_in: int, channels_out: int, ends: Ends, stride: int = 1):
         super().__init__()
         self.ends, self.stride, ndim = ends, stride, len(ends)
-        self.side, self.taps = kernel_size // 2, (kernel_size,) * ndim
-        fan_in = channels_in * kernel_size**ndim
+        fan_in = channels_in * 3**ndim
         bound = 1 / math.sqrt(fan_in)
         self.weight = nn.Parameter(torch.empty(channels_out, fan_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels_out).uniform_(-bound, bound))
@@ -218,8 +210,8 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for axis, end in enumerate(self.ends, 1):
-            x = padded(x, axis, self.side, end)
-        filters = self.weight.to(x.dtype).unflatten(1, (*self.taps, -1)).movedim(-1, 1)
+            x = padded(x, axis, 1, end)
+        filters = self.weight.to(x.dtype).unflatten(1, (*[3] * len(self.ends), -1)).movedim(-1, 1)
         bias, stride = self.bias.to(x.dtype), self.stride
         if len(self.ends) == 1:
             filters, stride = filters[:, :, None], (1, stride)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
-from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
+from ups.models.backbones.backbone import PrivateBlocks
 from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, zero_linear
 
 
@@ -27,7 +27,7 @@ class PlainBlock(nn.Module):
     def __init__(self, model: ModelConfig, ends: Ends):
         super().__init__()
         width, hidden = model.width, int(model.width * model.mlp_ratio)
-        self.boundary = ",".join(ends)
+        self.ends = ends
         self.spectral = BoxMixing(width, min(model.modes, MOST_MODES.get(len(ends), model.modes)), ends)
         self.local = LocalMixing(width, model.kernel_size)
         self.up, self.down = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width, bias=False)
@@ -40,16 +40,12 @@ class PlainBlock(nn.Module):
         scale1, shift1, gate1, scale2, shift2, gate2 = modulation.unbind(-2)
         x = x + (1 + gate1) * self.spectral(x * (1 + scale1) + shift1)
         h = x * (1 + scale2) + shift2
-        a, b = self.up(h + self.local(h, self.boundary)).chunk(2, -1)
+        a, b = self.up(h + self.local(h, self.ends)).chunk(2, -1)
         return x + (1 + gate2) * self.down(nn.functional.silu(a) * b.tanh())
 
 
-class PlainNetwork(BlockNetwork):
+class Plain(PrivateBlocks):
     block, is_normed = PlainBlock, False
-
-
-class Plain(PrivateBackbone):
-    network = PlainNetwork
 
     def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
         super().__init__(model, tasks)

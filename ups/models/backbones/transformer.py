@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
-from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
+from ups.models.backbones.backbone import PrivateBlocks
 from ups.models.backbones.layers import Ends, Pointwise
 from ups_discovery.boundary import PERIODIC
 
@@ -112,9 +112,5 @@ class AttentionBlock(nn.Module):
         return x + gate2 * self.points(nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2)
 
 
-class AttentionNetwork(BlockNetwork):
+class Transformer(PrivateBlocks):
     block = AttentionBlock
-
-
-class Transformer(PrivateBackbone):
-    network = AttentionNetwork

@@ -205,7 +205,6 @@ class Base(nn.Module):
     needs_fitted_parameters = False  # whether it serves only parameter values that it was fitted on
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
     is_costly = False  # whether its fit may take longer than those of all others
-    is_cellwise = False  # whether it has coefficients for every cell
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 

@@ -36,7 +36,7 @@ class Linear(Base):
     of that map.
     """
 
-    kind, degree, is_cellwise, is_costly = "linear", 1, True, True
+    kind, degree, is_costly = "linear", 1, True
     MOST_BYTES = 2**29  # of windows
     MOST_WEIGHTS = 2**24  # in U and V
     MOST_WINDOWS = 1500, 8  # in total, or per input of a map with few inputs; the larger one counts
