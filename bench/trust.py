@@ -46,7 +46,7 @@ from ups.common.text import number
 from ups.config.load import load_config
 from ups.forecast_band import beyond
 from ups.forecaster import Forecaster
-from ups.models.band import FAR, LARGE, LEVEL, Band, differences, local
+from ups.models.band import LARGE, LEVEL, Band, differences, local
 from ups.models.head import TaskHead
 from ups.report.tables import markdown_table
 from ups.select import SELECTION_FACTOR
@@ -189,7 +189,7 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
     w_pred = model.operator.forecast(w, head.name, raw, w_ref.shape[1])
     given = model.operator, head.name, w, raw, w_pred, head.facts.network_weight, None
     s = band.expected(differences(*given))
-    shape = (-1, *[1] * (w_pred.ndim - 1))
+    shape, (most, far) = (-1, *[1] * (w_pred.ndim - 1)), band.limits(head.extrapolates)
     profile = torch.tensor(band.profile).view(1, *w_pred.shape[1:3], *shape[3:])
     half = band.width * s.float().view(shape) * profile * local(head, w_pred)
     error = (w_pred - w_ref).abs().nan_to_num(math.inf)
@@ -197,7 +197,7 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
         torch.full_like(s, is_trained),
         error.double().square().flatten(1).mean(1).sqrt(),
         s,
-        torch.maximum(s / band.error / LARGE, beyond(head, raw) / FAR),
+        torch.maximum(s / most, beyond(head, raw) / far),
         (error <= half).flatten(1).all(1),
         half.flatten(1).mean(1),
         error.flatten(1).amax(1),
