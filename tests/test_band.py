@@ -28,12 +28,17 @@ def rollouts(num: int, seed: int, chance: float = 0.2) -> Tensor:
     difference = (2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
     size = difference * (chance * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
     most = size * torch.rand(num, 3, generator=source, dtype=torch.float64)
-    return torch.cat([size, most, most / 2, difference.expand(-1, 3)], 1)
+    return torch.cat([size, most, most / 2, difference.expand(-1, 3), torch.zeros(num, 3)], 1)
+
+
+def apart(found: Tensor) -> Tensor:
+    """The `differences` in `numbers_of` rollouts of `rollouts`."""
+    return torch.stack(found[:, 7:, None].split(3, 1))
 
 
 def outside(band: Band, found: Tensor, factor: float = 1.0) -> float:
     """The fraction of rollouts that leave a band `factor` times as wide."""
-    s = band.expected(found[:, 7:, None])
+    s = band.expected(apart(found))
     profile = torch.tensor(band.profile, dtype=torch.float64).flatten()
     return float((found[:, 1:4] > factor * band.width * s[:, None] * profile).any(1).double().mean())
 
@@ -48,18 +53,44 @@ def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not()
     assert np.mean([outside(band, halves) for band in cells]) == pytest.approx(0.1, abs=0.02)
     for seed in range(1, 4):  # of a score that does not depend on the state, or by chance
         found, widths = rollouts(200, seed), []
-        chance = rollouts(200, -seed)[:, 7:]
-        for difference in (found[:, 7:], torch.ones_like(chance), chance):
-            scored = torch.cat([found[:, :7], difference], 1)
+        chance = rollouts(200, -seed)[:, 7:10]
+        for difference in (found[:, 7:10], torch.ones_like(chance), chance):
+            scored = torch.cat([found[:, :7], difference, found[:, 10:]], 1)
             band = calibrated(scored, groups, 1, 3)
-            s = band.expected(difference[:, :, None])
+            s = band.expected(apart(scored))
             widths.append(float(band.width * s.median() * np.mean(band.profile)))
-            shown = (
-                1e3 if len(widths) == 1 else 1
-            ) * difference  # of starts that are a thousand times as wrong
-            ratio = (band.expected(shown[:, :, None]) / (1e3 * found[:, 0])).log().abs()
+            scored[:, 7:] *= 1e3 if len(widths) == 1 else 1  # of starts that are a thousand times as wrong
+            ratio = (band.expected(apart(scored)) / (1e3 * found[:, 0])).log().abs()
             assert (float((ratio < np.log(2)).double().mean()) > 0.9) == (len(widths) == 1)
         assert widths[0] < 0.3 * min(widths[1:])
+
+
+def test_what_finer_steps_change_counts_where_it_exceeds_validation_and_a_constant_says_nothing():
+    found, groups = rollouts(200, 1), torch.arange(200)
+    size = 0.01 * torch.rand(200, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain, bands = calibrated(found, groups, 1, 3), []
+    for refined in (size, torch.full_like(size, 0.01)):
+        scored = torch.cat([found[:, :10], refined.expand(-1, 3)], 1)
+        bands.append(calibrated(scored, groups, 1, 3))
+        s, before = bands[-1].expected(apart(scored)), plain.expected(apart(found))
+        assert ((s == before).double().mean() >= 0.85) and torch.allclose(s, before, rtol=0.1)
+    # short waves: base and twin agree, and both err by what finer steps show; the fake does not move
+    wrong = torch.cat([found[:, :10], (1e3 * found[:, :1] + 100).expand(-1, 3)], 1)
+    ratio = (bands[0].expected(apart(wrong)) / wrong[:, 10]).log().abs()
+    assert (ratio < np.log(2)).all() and all(bands[0].verdict(one) == "refused" for one in wrong[:, 10])
+    wrong[:, 10:] = 0.01
+    assert (bands[1].expected(apart(wrong)) == plain.expected(apart(found))).all()
+
+
+def test_a_parameter_outside_is_refused_unless_the_stated_error_says_what_it_costs():
+    band = calibrated(rollouts(200, 1), torch.arange(200), 1, 3)
+    good, bad = band.error / 10, 4 * band.error
+    assert [band.verdict(good, over) for over in (0.0, 0.05, 0.2)] == ["fine", "doubtful", "refused"]
+    assert [band.verdict(s, 3.0, True) for s in (good, bad, float("nan"))] == [
+        "doubtful",
+        "refused",
+        "refused",
+    ]
 
 
 def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band():
@@ -75,7 +106,7 @@ def test_the_report_says_how_far_bands_hold_and_errors_rank(monkeypatch):
         """The entry of a task whose band is `factor` times as wide, and whose twin may be any."""
         calibration, found = rollouts(200, 1), rollouts(100, 2)
         if not is_ranked:
-            found[:, 7:] = found.flip(0)[:, 7:]
+            found[:, 7:10] = found.flip(0)[:, 7:10]
         band = calibrated(calibration, torch.arange(200), 1, 3)
         facts = SimpleNamespace(band=asdict(replace(band, width=factor * band.width)), network_weight=0.0)
         head = SimpleNamespace(facts=facts, codec=SimpleNamespace(num_channels=1))
@@ -178,6 +209,7 @@ def test_a_verdict_has_a_reason_and_a_band_ends_with_its_horizon(model):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
+        ({"numerics": "none"}, "the weights of burgers1d have band .* expected the numbers of a band"),
         ({"width": "wide"}, "the weights of burgers1d have band .* expected the numbers of a band"),
         ({"profile": [[1.0, 1.0]]}, r"a profile of shape \(1, 2\); expected \(frames, 1\), twice"),
         ({"twin": [[1.0]]}, r"a profile of shape \(6, 1\); expected \(frames, 1\), twice"),

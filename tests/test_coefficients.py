@@ -105,6 +105,34 @@ def test_coefficients_follow_a_parameter_to_values_of_which_no_data_were():
     assert error(base, grown(fields(8, 1, 4), beyond, times), 1, parameters(beyond)) < 2e-6
 
 
+def test_finer_derivatives_show_the_error_of_waves_that_training_lacked_and_the_same_base_does_not():
+    """Of transport, exact: base and refit agree on waves that neither saw, and both are wrong."""
+    speed, times = 0.4 * torch.ones(48, 1).double(), 6
+    none = parameters(torch.ones(48, 0))
+    base, twin = made(1, "constant"), made(1, "constant")
+    for one, rows in ((base, slice(48)), (twin, slice(0, 48, 2))):
+        s = exact(fields(48, 1, 6)[rows], -1j * WAVES * speed[rows], times)
+        assert one.learn(s, none.rows(rows))
+    settings = {
+        "num_channels": 1,
+        "num_parameters": 0,
+        "space": [N],
+        "boundary": "periodic",
+        "lengths": [float(N)],
+    }
+    refined = base.refined(settings)
+    assert refined.equation.num_steps == 2 * base.equation.num_steps
+
+    def wrong(most: int) -> list[float]:
+        """The error of a frame by the base, and its differences from the refined base and from the twin."""
+        s = exact(fields(16, 1, 7, most), -1j * WAVES * speed[:16], 2)
+        frames = [one(s[:, :1], none.rows(slice(16))) for one in (base, refined, twin)]
+        return [float((frames[0] - other).norm() / s.norm()) for other in (s[:, 1], *frames[1:])]
+
+    (known, _, _), (error, shown, fake) = wrong(3), wrong(6)
+    assert error > 10 * known and error / 2 < shown < 2 * error and fake < error / 10
+
+
 def test_the_coefficients_are_read_once_and_a_law_that_is_unknown_is_refused():
     base, s = made(1, "constant"), fields(2, 1, 5)[:, None, None].float().expand(-1, 3, -1, -1)
     batch = base.settled(s, parameters(torch.ones(2, 0)))

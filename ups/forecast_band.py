@@ -74,7 +74,7 @@ def banded(
     if head.twin is None and not head.is_network_used:
         warning = warning or "nothing of it was fitted to data, so nothing shows how wrong it is"
     rows = zip(s.tolist(), beyond(head, raw).tolist(), strict=True)
-    verdicts = [judged(band, *row, warning) for row in rows]
+    verdicts = [judged(band, *row, head.extrapolates, warning) for row in rows]
     is_batch = restore(w_pred).ndim == w_pred.ndim
     columns = s.tolist(), *map(list, zip(*verdicts, strict=True))
     errors, verdict, reason = (column if is_batch else column[0] for column in columns)
@@ -97,9 +97,9 @@ def beyond(head: TaskHead, raw: Tensor) -> Tensor:
     return over
 
 
-def judged(band: Band, error: float, over: float, warning: str) -> tuple[str, str]:
-    """(verdict, reason) of a forecast. over: of `beyond`."""
-    verdict = band.verdict(error, over)
+def judged(band: Band, error: float, over: float, extrapolates: bool, warning: str) -> tuple[str, str]:
+    """(verdict, reason) of a forecast. over: of `beyond`; extrapolates: of the head."""
+    verdict = band.verdict(error, over, extrapolates)
     outside = f"a parameter is {over:.2g} of its range outside of it"
     if verdict == "refused":
         large = f"{error / band.error:.2g} times what {LEVEL:.0%} of those in validation do not exceed"

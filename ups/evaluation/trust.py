@@ -35,9 +35,9 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
     head, cache = operator.head(entry.name), truth.cache
     band, rows = Band(**head.facts.band), truth.rows[:: -(-len(truth.rows) // BANDED)]
     found = measured(operator, cache, rows, truth.context, device, head.facts.network_weight).cpu()
-    columns = found[:, 1:].view(len(rows), 3, -1, head.codec.num_channels)[:, :, : len(band.profile)]
-    most, some, difference = columns.unbind(1)
-    s, error = band.expected(difference), found[:, 0]
+    columns = found[:, 1:].view(len(rows), 4, -1, head.codec.num_channels)[:, :, : len(band.profile)]
+    most, some, *difference = columns.unbind(1)
+    s, error = band.expected(torch.stack(difference)), found[:, 0]
     size = s.view(-1, 1, 1) * torch.tensor(band.profile, dtype=torch.float64)[: most.shape[1]]
     inside, cells = (most <= band.width * size).all(2), (some <= band.cell_width * size).all(2)
     verdicts = [band.verdict(one) for one in s.tolist()]

@@ -4,12 +4,13 @@
 
 of normalised fields. s, the expected RMS error of a rollout, is proportional to its difference from the
 rollout of a twin (`differences`): its base was fitted to half of the data, and it starts from an image of the
-start under a symmetry of the equation. What the data did not determine differs there, also far from them. p
-is the profile of errors in time, from half of the validation rollouts. local is large where the forecast is
-steep, as errors are mostly shifts. q is the smallest number that holds in all cells and frames of enough of
-the other half (Vovk, Gammerman and Shafer 2005, chapter 4; one number per rollout, not per cell): a new start
-of the same distribution is inside with at least the probability LEVEL. Nothing is promised of another
-distribution; there s gives an alarm.
+start under a symmetry of the equation. What the data did not determine differs there, also far from them.
+Base and twin share derivatives and time steps; where a base is integrated, the difference from the same base
+with finer ones is added, as far as it exceeds that of validation. p is the profile of errors in time, from
+half of the validation rollouts. local is large where the forecast is steep, as errors are mostly shifts. q is
+the smallest number that holds in all cells and frames of enough of the other half (Vovk, Gammerman and Shafer
+2005, chapter 4; one number per rollout, not per cell): a new start of the same distribution is inside with at
+least the probability LEVEL. Nothing is promised of another distribution; there s gives an alarm.
 """
 
 import math
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 LEVEL, ALARM = 0.9, 0.95  # probability of the band, and that a start like those of validation is no alarm
 LARGE = 3.0  # refused: so many times the error that LEVEL do not exceed
-FAR = 0.1  # refused: a parameter so many of its ranges outside of it
+FAR = 0.1  # refused: a parameter so many of its ranges outside of it, if the base does not extrapolate
 MIN_ROWS = 20  # rollouts: of fewer than 9 in the second half none is outside with probability 0.1
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY, HUGE = 1e-9, 1e3  # of normalised fields: rounding, and where a rollout has blown up
@@ -42,7 +43,8 @@ class Band:
 
     factor: of s. profile: p, a row of fields for each frame; twin: the same of the differences from the twin.
     width, cell_width: q for all cells, and for LEVEL of the cells of every frame. alarm: the s that ALARM of
-    starts like those of validation do not exceed. error: the RMS that LEVEL of them do not exceed.
+    starts like those of validation do not exceed. error: the RMS that LEVEL of them do not exceed; numerics:
+    the same of the difference from a refined base, 0 without one.
     """
 
     factor: float
@@ -52,16 +54,23 @@ class Band:
     cell_width: float
     alarm: float
     error: float
+    numerics: float = 0.0
 
     def expected(self, difference: Tensor) -> Tensor:
-        """s (batch,) of `differences` (batch, time, C), of which no more frames than `twin` has are used."""
+        """s (batch,) of `differences`, of which no more frames than `twin` has are used."""
         twin = torch.tensor(self.twin, dtype=torch.float64, device=difference.device)
-        num_frames = min(len(twin), difference.shape[1])
-        return self.factor * size_of(difference[:, :num_frames], twin[:num_frames])
+        apart, refined = difference[:, :, : len(twin)]
+        return joined(self.factor * size_of(apart, twin[: apart.shape[1]]), refined, self.numerics)
 
-    def verdict(self, s: float, over: float = 0.0) -> str:
+    def limits(self, extrapolates: bool) -> tuple[float, float]:
+        """The stated error, and how far a parameter is outside of its range, above which a forecast is
+        refused. extrapolates: of the head, whose stated error then includes what this costs."""
+        return LARGE * self.error, math.inf if extrapolates else FAR
+
+    def verdict(self, s: float, over: float = 0.0, extrapolates: bool = False) -> str:
         """One of "fine", "doubtful" and "refused". s: of `expected`; over: of `forecast_band.beyond`."""
-        if not (s <= LARGE * self.error and over <= FAR):  # NaN is not
+        most, far = self.limits(extrapolates)
+        if not (s <= most and over <= far):  # NaN is not
             return "refused"
         return "doubtful" if s > self.alarm or over > SAME else "fine"
 
@@ -69,6 +78,12 @@ class Band:
 def size_of(difference: Tensor, twin: Tensor) -> Tensor:
     """(batch,): the size of `differences` in units of their profile (time, C)."""
     return (difference / twin).square().mean((1, 2)).sqrt()
+
+
+def joined(s: Tensor, refined: Tensor, numerics: float) -> Tensor:
+    """s (batch,) with what the difference from a refined base (batch, time, C) exceeds `numerics` by."""
+    excess = (refined.square().mean((1, 2)) - numerics**2).clamp_min(0)
+    return torch.where(excess > 0, (s.square() + excess).sqrt(), s)
 
 
 def slopes(w: Tensor, ndim: int) -> Tensor:
@@ -91,24 +106,32 @@ def differences(
     weight: float,
     forcing: Tensor | None,
 ) -> Tensor:
-    """The RMS difference (batch, time, C), float64, of a forecast from its twins.
+    """The RMS differences (2, batch, time, C), float64, of a forecast from its twins, and from the refined
+    base (0 without one), which takes the place of the last twin.
 
-    Each has the base's twin and starts from an image of w, and is compared with that image of the forecast.
-    Without a symmetry and without a twin it has half of the network's output. Arguments as in
-    `Operator.forecast`; weight: of the network's output in the forecast.
+    Each starts from an image of w, and is compared with that image of the forecast. Without a symmetry and
+    without a twin it has half of the network's output. Arguments as in `Operator.forecast`; weight: of the
+    network's output in the forecast.
     """
     from ups.models.windows import stay, symmetry
 
-    head, twin = operator.head(task), operator.with_twin(task)
-    total = torch.zeros(w_pred.shape[:3], dtype=torch.float64, device=w_pred.device)
-    for number in range(NUM_TWINS):
+    head = operator.head(task)
+    refined = head.base.refined(head.facts.base["settings"])
+    bases = [head.base if head.twin is None else head.twin] * NUM_TWINS
+    bases[-1] = refined or bases[-1]
+    square = torch.zeros(NUM_TWINS, *w_pred.shape[:3], dtype=torch.float64, device=w_pred.device)
+    for number, base in enumerate(bases):
         move = symmetry(head.task, head.codec.space, generator(number, "twin"))
-        share = 0.5 if move is stay and head.twin is None else 1.0
+        share = 0.5 if move is stay and base is head.base else 1.0
         start = head.input_codec.projected(move(w, head.input_codec))
         moved = None if forcing is None else move(forcing, head.forcing_codec)
-        w_twin = twin.forecast(start, task, raw, w_pred.shape[1], share * weight, moved)
-        total = total + (move(w_pred, head.codec) - w_twin).double().square().flatten(3).mean(3)
-    return (total / NUM_TWINS).sqrt().nan_to_num(HUGE).clamp(TINY, HUGE)
+        other = operator.with_base(task, base)
+        w_twin = other.forecast(start, task, raw, w_pred.shape[1], share * weight, moved)
+        square[number] = (move(w_pred, head.codec) - w_twin).double().square().flatten(3).mean(3)
+    apart = square[:-1].sum(0) if refined else square.sum(0)
+    apart = (apart / (NUM_TWINS - bool(refined))).sqrt().nan_to_num(HUGE).clamp(TINY, HUGE)
+    by_steps = square[-1].sqrt().nan_to_num(HUGE).clamp_max(HUGE)
+    return torch.stack([apart, by_steps if refined else torch.zeros_like(apart)])
 
 
 def local(head: TaskHead, w_pred: Tensor) -> Tensor:
@@ -128,7 +151,7 @@ def numbers_of(head: TaskHead, w_pred: Tensor, difference: Tensor, w_ref: Tensor
     relative = (error.abs() / local(head, w_pred)).flatten(3).sort(3)[0].double()
     some = relative[..., math.ceil(LEVEL * relative.shape[3]) - 1]
     rms = error.double().square().flatten(1).mean(1, keepdim=True).sqrt()
-    columns = [relative[..., -1], some, difference]
+    columns = [relative[..., -1], some, *difference]
     return torch.cat([rms, *(column.flatten(1) for column in columns)], 1)
 
 
@@ -163,12 +186,13 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
     if len(found) < MIN_ROWS or not found.isfinite().all() or is_first.all():
         return None
     size = num_frames * num_fields
-    rms, most, some, difference = found.split([1, *3 * [size]], 1)
-    difference = difference.view(-1, num_frames, num_fields)
+    rms, most, some, difference, refined = found.split([1, *4 * [size]], 1)
+    difference, refined = (one.view(-1, num_frames, num_fields) for one in (difference, refined))
     twin = difference[is_first].square().mean(0).sqrt()
+    numerics = float(refined[is_first].square().mean((1, 2)).sqrt().quantile(LEVEL))
     s = size_of(difference, twin)[:, None]
     factor = (rms.clamp_min(TINY) / s)[is_first].log().mean().exp()
-    s = factor * s
+    s = joined(factor * s[:, 0], refined, numerics)[:, None]
     profile = (most[is_first] / s[is_first]).square().mean(0).sqrt().clamp_min(TINY)
 
     def reached(numbers: Tensor, level: float) -> float:
@@ -184,4 +208,5 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
         cell_width=reached((some / s / profile).amax(1), LEVEL),
         alarm=reached(s[:, 0], ALARM),
         error=float(rms.quantile(LEVEL)),
+        numerics=numerics,
     )

@@ -88,8 +88,8 @@ def is_band(value: Any) -> bool:
     """Whether value has the numbers of `ups.models.band.Band`."""
     return (
         isinstance(value, Mapping)
-        and value.keys() == BAND.keys()
-        and all(check(value[key]) for key, (check, _) in BAND.items())
+        and value.keys() | {"numerics"} == BAND.keys()
+        and all(BAND[key][0](one) for key, one in value.items())
     )
 
 
@@ -147,7 +147,7 @@ BASE: Rows = {
 }
 BAND: Rows = {
     **dict.fromkeys(("profile", "twin"), (each(each(is_size)), "rows of sizes")),
-    **dict.fromkeys(("factor", "width", "cell_width", "alarm", "error"), SIZE),
+    **dict.fromkeys(("factor", "width", "cell_width", "alarm", "error", "numerics"), SIZE),
 }
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 

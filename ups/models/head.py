@@ -108,6 +108,11 @@ class TaskHead(nn.Module):
         return self.facts.network_weight > 0
 
     @property
+    def extrapolates(self) -> bool:
+        """Whether stated errors hold at parameters outside of the trained ones as well."""
+        return self.base.extrapolates and self.twin is not None
+
+    @property
     def start_frames(self) -> int:
         """The frames from which the start of a forecast is estimated, 0 if it is the input itself."""
         is_known = self.base.has_tangent and self.facts.noise is not None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ups.common.device import autocast, has_gradient, plain_torch, refuse_gradient
 from ups.common.place import make_target
-from ups.models.bases.base import ParameterBatch
+from ups.models.bases.base import Base, ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import CONDITION_SIZE, TaskHead
 from ups.models.network import TaskNetwork
@@ -242,12 +242,11 @@ class Operator(TaskNetwork):
         with torch.set_grad_enabled(is_recorded), torch.autocast(u.device.type, enabled=False):
             return rollout(steps, u, num_frames, head.history)
 
-    def with_twin(self, task: str) -> "Operator":
-        """The operator with the twin of a task's base, if there is one, in place of the base, and without
-        bounds on the state."""
+    def with_base(self, task: str, base: Base) -> "Operator":
+        """The operator with another base of a task, and without bounds on the state."""
         head, other = self.head(task), copy.copy(self)
         changed = head.with_facts()
-        changed.base = (head.base if head.twin is None else head.twin).unbounded()
+        changed.base = base.unbounded()
         changed.constraints = changed.invariants
         other._modules = self._modules | {"heads": nn.ModuleDict({**self.heads, task: changed})}
         other.traces = Traces()

@@ -206,6 +206,7 @@ class Base(nn.Module):
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
     is_costly = False  # whether its fit may take longer than those of all others
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
+    extrapolates = False  # whether its twin shows errors at parameters outside of the trained ones (log.md)
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
@@ -244,6 +245,11 @@ class Base(nn.Module):
     def twin(self, samples: Samples, settings: dict[str, Any]) -> "tuple[dict[str, Any], Base] | None":
         """(settings, base) of the same form as this base, of `settings`, that other samples allow as well:
         where forecasts by the two differ, one is wrong. None if nothing is fitted."""
+        return None
+
+    def refined(self, settings: dict[str, Any]) -> "Base | None":
+        """The base of these settings with the same weights, derivatives that are more exact and twice the
+        steps. None without an integration of its own, or if `twin` has them already."""
         return None
 
 

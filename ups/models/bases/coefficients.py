@@ -69,10 +69,10 @@ class Coefficients(Base):
     (exact where their flows commute), and the residual of an integration with c. So c follows from frames far
     apart as well. From one frame it is the expected one.
 
-    law, waves: of LAWS. In an `Equation` a field is a channel that is fixed.
+    law, waves: of LAWS. In an `Equation` a field is a channel that is fixed. is_finer: as there.
     """
 
-    kind = "coefficients"
+    kind, extrapolates = "coefficients", True
 
     def __init__(
         self,
@@ -87,10 +87,11 @@ class Coefficients(Base):
         law: str = "constant",
         waves: int = 0,
         num_steps: int = 1,
+        is_finer: bool = False,
         **_: Any,
     ):
         super().__init__()
-        ndim, grid = len(space), (space, lengths, boundary, cell)
+        ndim, grid = len(space), (space, lengths, boundary, cell, is_finer)
         self.num_channels, self.space, self.dt = num_channels, tuple(space), dt
         self.unknowns, ends = unknowns(law, num_channels, ndim), along(boundary, ndim)
         num_fields = self.num_fields = sum(one.is_field for one in self.unknowns)
@@ -103,9 +104,8 @@ class Coefficients(Base):
                 terms.append(((*powers, *own), factors))
                 places.append((number, channel, len(terms) - 1))
         num_all = num_channels + num_fields
-        self.equation = Equation(
-            1, num_all, space, boundary, lengths, dt, positive, terms, num_steps, is_stiff=True, cell=cell
-        )
+        facts = {"num_steps": num_steps, "is_stiff": True, "cell": cell, "is_finer": is_finer}
+        self.equation = Equation(1, num_all, space, boundary, lengths, dt, positive, terms, **facts)
         self.columns = Terms([term for one in self.unknowns for _, term in one.parts], positive, *grid)
         # where the coefficients of an `Equation` are those of fields, which are 1, and where the numbers are
         weight = torch.zeros(len(self.unknowns), num_all, len(terms))
@@ -129,6 +129,11 @@ class Coefficients(Base):
     @property
     def num_fitted(self) -> int:
         return self.size
+
+    def refined(self, settings: dict[str, Any]) -> "Coefficients":
+        other = Coefficients(**{**settings, "num_steps": 2 * self.equation.num_steps, "is_finer": True})
+        other.load_state_dict(self.state_dict())
+        return other.to(self.mean.device)
 
     def unbounded(self) -> "Coefficients":
         free = copy.deepcopy(self)
