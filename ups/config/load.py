@@ -30,6 +30,7 @@ from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # if a command line, or make, names none
 MOST_PROBLEMS = 20  # that a message lists
 OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")  # keys of user data with one type
 
@@ -44,7 +45,8 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """
     overlays = read_overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
     data = functools.reduce(merge, [overlay for _, overlay in overlays], read_default())
-    written = [overlay for file, overlay in overlays if file.resolve().parent != DEFAULT.parent]
+    # the sizes of the overlay that --describe includes are nobody's choice for these data
+    written = [overlay for file, overlay in overlays if file.resolve() != DEFAULT_OVERLAY]
     sections = data["task"] if isinstance(data["task"], dict) else {}
     data["task"] = _with_defaults(data["task"])
     is_saved = bool(path) and is_of_run(Path(path))

@@ -24,7 +24,8 @@ def with_sizes(config: Config, num: Mapping[str, int], written: Mapping[str, Any
     operator, tasks = config.operator, {}
     is_fine = operator.train.steps <= SHORT and operator.model.kind == "plain"
     is_fine &= {*config.data.tasks} == {*user} and all(many >= MANY for many in num.values())
-    is_fine &= all(len(one.resolution) == 2 and one.symmetries and not one.reserve for one in user.values())
+    is_fine &= all(len(one.resolution) == 2 and one.symmetries for one in user.values())
+    is_fine &= not any(one.inputs or one.reserve for one in user.values())
     for name, one in user.items():
         cells = [-(-size // max(1, one.space_stride)) for size in one.resolution]
         patch = one.patch or choose_patch(cells, PATCH if is_fine else USUAL_PATCH)
