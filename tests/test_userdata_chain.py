@@ -387,7 +387,7 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
 
 
 def test_a_short_training_on_many_trajectories_in_2d_has_fine_sizes_unless_others_are_written(tmp_path):
-    write(tmp_path / "a.h5", u=waves((24, T, 32, 32)), v=waves((24, T, X)))
+    write(tmp_path / "a.h5", u=waves((24, T, 48, 48)), v=waves((24, T, X)))
 
     def sizes(*overrides, axes="xy", field="u", operator=None, **more):
         more = {"symmetries": ["shift"], **more}
@@ -401,4 +401,10 @@ def test_a_short_training_on_many_trajectories_in_2d_has_fine_sizes_unless_other
     assert sizes("operator.train.batch_size=6", "operator.model={width: 64}") == (2, 64, 2, 3, 6)
     assert sizes(operator={"model": {"depth": 5}}) == (2, 48, 5, 3, 8)
     assert sizes("operator.train.steps=3001") == sizes("task.ks.num_trajectories=23") == usual
-    assert sizes(symmetries=[]) == sizes(reserve=0.5) == sizes(axes="x", field="v") == usual
+    assert (
+        sizes(space_stride=2)
+        == sizes(symmetries=[])
+        == sizes(reserve=0.5)
+        == sizes(axes="x", field="v")
+        == usual
+    )

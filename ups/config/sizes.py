@@ -1,7 +1,7 @@
 """Sizes of a short training on user data, which have no settings of their own as built-in tasks have.
 
-A fine, small network on small batches is better than the usual one after 25 s in 2D with a symmetry and many
-trajectories, and worse without either (docs/lab/log.md).
+A fine, small network on small batches is better than the usual one after 25 s in 2D with a symmetry, many
+trajectories and 48 cells along each axis, and worse without one of these (docs/lab/log.md).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from ups.config.schema import Config, UserTaskConfig
 from ups.userdata.grid import choose_patch
 
-SHORT, MANY = 3000, 24  # steps; trajectories
+SHORT, MANY, CELLS = 3000, 24, 48  # steps; trajectories; cells along an axis
 PATCH, USUAL_PATCH = 2, 4
 SIZES = {"model": {"width": 48, "depth": 2, "kernel_size": 3}, "train": {"batch_size": 8}}
 
@@ -24,11 +24,14 @@ def with_sizes(config: Config, num: Mapping[str, int], written: Mapping[str, Any
     operator, tasks = config.operator, {}
     is_fine = operator.train.steps <= SHORT and operator.model.kind == "plain"
     is_fine &= {*config.data.tasks} == {*user} and all(many >= MANY for many in num.values())
-    is_fine &= all(len(one.resolution) == 2 and one.symmetries for one in user.values())
+    cells = {
+        name: [-(-size // max(1, one.space_stride)) for size in one.resolution] for name, one in user.items()
+    }
+    is_fine &= all(len(sizes) == 2 and min(sizes) >= CELLS for sizes in cells.values())
+    is_fine &= all(one.symmetries for one in user.values())
     is_fine &= not any(one.inputs or one.reserve for one in user.values())
     for name, one in user.items():
-        cells = [-(-size // max(1, one.space_stride)) for size in one.resolution]
-        patch = one.patch or choose_patch(cells, PATCH if is_fine else USUAL_PATCH)
+        patch = one.patch or choose_patch(cells[name], PATCH if is_fine else USUAL_PATCH)
         tasks[name] = replace(one, patch=patch)
     for part, sizes in SIZES.items() if is_fine else ():
         own = written.get("operator", {}).get(part, {})
