@@ -10,11 +10,10 @@
     fronts: u_t = div (u^2 grad u), periodic, from patches of compact support
 
 86 trajectories of 24 frames (68 train, 12 validate, 6 are not read), 24 of 64 frames to test; four frames are
-given. Columns: ours (default settings for user data, without a search), ours_fine (those of docs/training.md
-for a minute in 2D), fno (bench/rivals.py), and FNO, TFNO and UNO of neuraloperator, trained by the recipe of
-bench/baselines.py. Rivals have their width, modes, batch and rate from a search of --search processor seconds
-on validation (SETTINGS, bench/search.py). Results: bench/results/strangers/PROBLEM.json, one entry per
-training, written at once and not computed again.
+given. Columns: ours (default settings for user data, without a search), fno (bench/rivals.py), and FNO, TFNO
+and UNO of neuraloperator, trained by the recipe of bench/baselines.py. Rivals have their width, modes, batch
+and rate from a search of --search processor seconds on validation (SETTINGS, bench/search.py). Results:
+bench/results/strangers/PROBLEM.json, one entry per training, written at once and not computed again.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import contextlib
 import importlib.metadata
 import io
 import itertools
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,23 +41,13 @@ from bench.score import Errors, Split, load, rollout, with_cache
 from bench.search import Changes, Trial, search
 from bench.tune import OUT, add_arguments, best_error, prepare, search_seconds, train_rival
 from bench.user_data import CONFIG, write, write_config
-from ups.config.load import load_config
+from ups.config.load import load_config, to_dict
 from ups.data.cache import open_cache
 from ups_discovery.boundary import NO_FLUX, PERIODIC, along
 
 FOLDER, PACKAGE = RESULTS / "strangers", "neuraloperator"
 AUTHORS = ("FNO", "TFNO", "UNO")  # classes of neuralop.models
-# overrides; {}: the task, or the place of its files
-OURS = {
-    "ours": [],
-    "ours_fine": [
-        "cache.root={}_fine",
-        "task.{}.patch=2",
-        *(f"operator.model.{size}" for size in ("width=48", "depth=2", "kernel_size=3")),
-        *(f"operator.train.{size}=4" for size in ("batch_size", "micro_batch")),
-    ],
-}
-COLUMNS = (*OURS, "fno", *AUTHORS)
+COLUMNS = ("ours", "fno", *AUTHORS)
 NUM_FILE, NUM_TEST, NUM_FRAMES, NUM_LONG, CONTEXT, BATCH = 86, 24, 24, 64, 4, 24
 OVERRIDES = [f"data.val_fraction={12 / NUM_FILE}", f"data.test_fraction={6 / NUM_FILE}"]
 OVERRIDES += [f"evaluate.context_frames={CONTEXT}"]
@@ -219,7 +209,8 @@ class Authors(nn.Module):
 def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> None:
     """Search, train and score one column unless the result exists."""
     path, test = made(problem)
-    config = with_cache(load_config(path, OVERRIDES), problem)
+    # the cache that stored keys name; rivals see no latents
+    config = with_cache(load_config(path, [*OVERRIDES, f"task.{problem}.patch=4"]), problem)
     given, splits = load(config, problem)
     key = key_of(args, column, seed, open_cache(config, problem).fingerprint)
     if has(read(problem, FOLDER), key):
@@ -235,19 +226,20 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
         one = trained(changes, seconds)
         return Trial(best_error(one), one.steps, one.seconds)
 
-    if column in OURS:
-        own = [text.format(problem if "task" in text else path.with_suffix("")) for text in OURS[column]]
-        settings = dict(text.split("=") for text in own)
-        model = train_ours(
-            with_cache(load_config(path, [*OVERRIDES, *own]), problem), problem, args.budget, seed
-        )
+    if column == "ours":
+        own = load_config(path, [*OVERRIDES, f"cache.root={path.with_suffix('')}_ours"])
+        settings = {"patch": own.task[problem].patch, "batch_size": own.operator.train.batch_size}
+        settings |= to_dict(own.operator.model)
+        model = train_ours(with_cache(own, problem), problem, args.budget, seed)
     else:
         settings = search(list(SETTINGS), [], trial, search_seconds(args), args.budget)["changes"]
         model = trained(settings, args.budget)
-    errors = rollout(model, test, BATCH)[0].pooled()
+    with warnings.catch_warnings(record=True) as said:  # of ours: what a user hears of a late forecast
+        warnings.simplefilter("always")
+        errors = rollout(model, test, BATCH)[0].pooled()
     still = Errors.of(test.predicted(test.given[:, -1:]).expand_as(test.truth), test.truth).pooled()
     cost = {"steps": model.steps, "seconds": model.seconds, "parameters": model.num_parameters}
-    row = scores(errors) | {"validation": best_error(model)}
+    row = scores(errors) | {"validation": best_error(model), "warnings": [str(one.message) for one in said]}
     facts = {"persistence": scores(still)}
     if column in AUTHORS:
         facts["package"] = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"

@@ -553,7 +553,6 @@ def strangers_table(found: dict[str, dict[str, Any]]) -> str:
 
     labels = {
         "ours": "UPS",
-        "ours_fine": "UPS, fine",
         "fno": "FNO of the bench",
         **{name: name for name in ("FNO", "TFNO", "UNO")},
     }
@@ -564,13 +563,10 @@ def strangers_table(found: dict[str, dict[str, Any]]) -> str:
             f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else MISSING for name in labels
         )
         errors = {name: one["row"]["error"] for name, one in own.items()}
-        best = min(value for name, value in errors.items() if "ours" not in name)
-        ratios = (
-            number(errors[name] / best, True) if name in errors else MISSING for name in ("ours", "ours_fine")
-        )
-        return record["task"], cell(record["persistence"]), *cells, *ratios
+        best = min(errors[name] for name in errors if name != "ours")
+        return record["task"], cell(record["persistence"]), *cells, number(errors["ours"] / best, True)
 
-    header = f"problem; persistence; {'; '.join(labels.values())}; UPS / best; fine / best"
+    header = f"problem; persistence; {'; '.join(labels.values())}; UPS / best"
     return table(header, map(line, found.values()))
 
 

@@ -384,3 +384,27 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
     for name, start in (("out.h5", "well.h5"), ("again.h5", "out.h5")):
         words = f"--run {tmp_path}/runs/mine --task ks --input {tmp_path / start} --output {tmp_path / name}"
         assert predict.main([*words.split(), "--frames", "2"]) == 0
+
+
+def test_a_short_training_on_many_trajectories_in_2d_has_fine_sizes_unless_others_are_written(tmp_path):
+    write(tmp_path / "a.h5", u=waves((24, T, 48, 48)), v=waves((24, T, X)))
+
+    def sizes(*overrides, axes="xy", field="u", operator=None, **more):
+        more = {"symmetries": ["shift"], **more}
+        settings = section(tmp_path, layout={field: ["trajectory", "time", *axes]}, **more)
+        config = load_config(overlay(tmp_path, settings, operator=operator or {}), overrides)
+        model, train = config.operator.model, config.operator.train
+        return config.task["ks"].patch, model.width, model.depth, model.kernel_size, train.batch_size
+
+    fine, usual = (2, 48, 2, 3, 8), (4, 64, 3, 7, 16)
+    assert sizes() == fine and sizes(patch=8) == (8, *fine[1:])
+    assert sizes("operator.train.batch_size=6", "operator.model={width: 64}") == (2, 64, 2, 3, 6)
+    assert sizes(operator={"model": {"depth": 5}}) == (2, 48, 5, 3, 8)
+    assert sizes("operator.train.steps=3001") == sizes("task.ks.num_trajectories=23") == usual
+    assert (
+        sizes(space_stride=2)
+        == sizes(symmetries=[])
+        == sizes(reserve=0.5)
+        == sizes(axes="x", field="v")
+        == usual
+    )

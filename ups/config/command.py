@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 import yaml
 
 from ups.common.files import is_out_of_memory, message_of
-from ups.common.place import ROOT, require_posix
+from ups.common.place import require_posix
 from ups.common.text import print_plain, printable
-from ups.config.load import load_config, to_dict
+from ups.config.load import DEFAULT_OVERLAY, load_config, to_dict
 from ups.config.schema import Config
 
-DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # if a command line, or make, names none
 CONFIG_OPTIONS = {
     "--config": {
         "default": str(DEFAULT_OVERLAY),

@@ -25,10 +25,12 @@ from ups.common.place import ROOT, STAGES
 from ups.common.text import load_yaml, read_yaml, require_plain_text, shown
 from ups.config.checks import check
 from ups.config.schema import Config, TaskConfig, UserTaskConfig
+from ups.config.sizes import with_sizes
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # if a command line, or make, names none
 MOST_PROBLEMS = 20  # that a message lists
 # keys of user data that may be written in other ways than they are kept
 OF_MANY_KINDS = {*"layout boundary domain resolution parameters bounded missing base dt".split()}
@@ -43,19 +45,22 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     exists.
     """
     overlays = read_overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
-    data = functools.reduce(merge, overlays, read_default())
+    data = functools.reduce(merge, [overlay for _, overlay in overlays], read_default())
+    # the sizes of the overlay that --describe includes are nobody's choice for these data
+    written = [overlay for file, overlay in overlays if file.resolve() != DEFAULT_OVERLAY]
     sections = data["task"] if isinstance(data["task"], dict) else {}
     data["task"] = _with_defaults(data["task"])
     is_saved = bool(path) and is_of_run(Path(path))
     if is_saved and isinstance(data["task"], dict):
         data["task"] = {name: _without_solver(section) for name, section in data["task"].items()}
     for text in overrides:
-        apply_override(data, text)
+        written.append(apply_override(data, text))
     require_plain_text(data["task"], f"{path or 'the command line'}, section task,")
+    num = {}  # of trajectories
     for name in _user_sections(sections):
         section = data["task"].pop(name)
         if name in data["data"]["tasks"]:  # the files of other tasks need not be there
-            data["task"][name] = complete(str(name), _typed(section, f"task.{name}."))
+            data["task"][name], num[name] = complete(str(name), _typed(section, f"task.{name}."))
     for name, section in data["task"].items() if isinstance(data["task"], dict) else ():
         _name_solver(section)
         if is_saved and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
@@ -68,7 +73,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     overridden = [text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")]
     named = {*config.data.tasks, *map(str, sections), *overridden}
     tasks = {name: section for name, section in config.task.items() if name in named}
-    config = dataclasses.replace(config, task=tasks)
+    config = with_sizes(dataclasses.replace(config, task=tasks), num, functools.reduce(merge, written, {}))
     check(config)
     return config
 
@@ -150,8 +155,9 @@ def merge(base: Any, overlay: Any) -> Any:
     return overlay
 
 
-def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
-    """The overlay at `path` and those that it includes, the innermost first. seen: files that include it."""
+def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, dict]]:
+    """The overlay at `path` and those that it includes, the innermost first, with their files. seen: files
+    that include it."""
     if path.resolve() in seen:
         raise ValueError(
             f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
@@ -165,7 +171,7 @@ def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
             "--config a file of your own."
         )
     before = read_overlays(_included(path, str(include)), (*seen, path.resolve())) if include else []
-    return [*before, data]
+    return [*before, (path, data)]
 
 
 def _included(path: Path, include: str) -> Path:
@@ -185,8 +191,8 @@ def is_of_run(path: Path) -> bool:
     return path.name == "config.yaml" and path.absolute().parent.name in STAGES
 
 
-def apply_override(data: dict, text: str) -> None:
-    """Apply one `a.b.c=value` override in place; the value is read as YAML."""
+def apply_override(data: dict, text: str) -> dict:
+    """Apply one `a.b.c=value` override in place and return it as an overlay; the value is read as YAML."""
     key, sep, value = text.partition("=")
     if not sep or not key:
         raise ValueError(
@@ -210,6 +216,7 @@ def apply_override(data: dict, text: str) -> None:
     # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
     is_text = isinstance(node.get(last), str) and not isinstance(read, (str, list, dict))
     node[last] = value.strip() if is_text else merge(node.get(last), read)
+    return functools.reduce(lambda inner, part: {part: inner}, [last, *reversed(sections)], read)
 
 
 def unknown_key(key: str, allowed: Iterable[str], where: str) -> ValueError:

@@ -354,7 +354,7 @@ def _open_questions(fields: list[str], is_forced: bool = False) -> list[Line]:
 def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajectories:
     """The trajectories of the first files. Raises ValueError or FileNotFoundError as the loader does for this
     section, and as the doctor does for these files."""
-    full = complete(name, {**DEFAULTS, **section})
+    full, _ = complete(name, {**DEFAULTS, **section})
     layout = {array: SimpleNamespace(**entry) for array, entry in full["layout"].items()}
     task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
     paths = user_files(name, full["files"])

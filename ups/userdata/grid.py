@@ -191,10 +191,10 @@ def flipped_axes(key: str, flipped: Sequence[str], found: Mapping[str, Coordinat
     return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in flipped)]
 
 
-def choose_patch(cells: Sequence[int]) -> int:
-    """A patch that divides every axis: 4; more if tokens would be many, less if the grid has no such
+def choose_patch(cells: Sequence[int], least: int) -> int:
+    """A patch that divides every axis: `least`; more if tokens would be many, less if the grid has no such
     divisor."""
     most = MOST_TOKENS[len(cells)]
     fitting = [p for p in range(1, 17) if all(n % p == 0 and n // p >= min(n, 4) for n in cells)]
-    enough = [p for p in fitting if p >= 4 and max(cells) // p <= most]
+    enough = [p for p in fitting if p >= least and max(cells) // p <= most]
     return min(enough) if enough else max(fitting)

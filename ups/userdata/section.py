@@ -12,7 +12,6 @@ from ups.common.lazy import np
 from ups.common.text import MOST_NAME_BYTES, printable, require_plain_text
 from ups.tasks import TASKS, Place, require_name
 from ups.userdata.grid import (
-    choose_patch,
     find_coordinates,
     flipped_axes,
     read_boundary,
@@ -60,8 +59,9 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with a value for every key, from the first file that it names.
+def complete(name: str, section: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The section with a value for every key but patch, from the first file that it names, and the number of
+    trajectories or windows if all files have as many as that one.
 
     Raises ValueError or FileNotFoundError, which name the key and what to write there.
     """
@@ -97,6 +97,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         section |= read_step(key, section, layout, store)
         section["units"] = read_units(key, section["units"], layout, section["dt"], found, store)
         section["parameters"] = read_parameters(key, section["parameters"] or {}, store, layout.places)
+        groups = len(store.groups(layout.places[0].array)) if "*" in layout.places[0].array else 1
     section |= _read_fields(key, section, layout, ends)
     section["missing"] = missing_values(key, section["missing"])
     section["offset"] = offsets(key, section, paths, layout)
@@ -108,7 +109,9 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         for place in layout.places
     }
     require_plain_text(section, key)
-    return section
+    windows = layout.sizes.get("time", 1) // section["cut"] if section["cut"] else 1
+    num = len(paths) * groups * layout.sizes.get("trajectory", 1) * windows
+    return section, min(num, section["num_trajectories"] or num)
 
 
 def facts(settings: Any) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def _read_fields(
 
 
 def _read_sizes(key: str, section: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """resolution, num_frames, t_end and patch."""
+    """resolution, num_frames and t_end."""
     resolution, frames = [layout.sizes[axis] for axis in layout.axes], layout.sizes.get("time", 1)
     if section["resolution"] not in ([], resolution):
         raise config_error(
@@ -196,13 +199,7 @@ def _read_sizes(key: str, section: Mapping[str, Any], layout: Layout) -> dict[st
             f"{t_end:g}: {num_frames} frames, {dt:g} apart",
             f"Leave it out; {key}.num_frames takes fewer frames.",
         )
-    cells = [-(-size // max(1, section["space_stride"])) for size in resolution]
-    return {
-        "resolution": resolution,
-        "num_frames": num_frames,
-        "t_end": t_end,
-        "patch": section["patch"] or choose_patch(cells),
-    }
+    return {"resolution": resolution, "num_frames": num_frames, "t_end": t_end}
 
 
 def _usual_bases(section: Mapping[str, Any], layout: Layout) -> Sequence[str]:
