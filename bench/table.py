@@ -512,6 +512,7 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
             f"{number(mean(row['seconds']))}; {number(mean(row['seconds']) / mean(full['seconds']), True)}",
             "{:.0f} + {:.0f}".format(row["data"], row["training"]) if "paid" in row else MISSING,
             paid(row["paid"]) if "paid" in row else MISSING,
+            number(max(row["grown"]), True) if "grown" in row else MISSING,
         )
 
     def paid(ends: list[float]) -> str:
@@ -521,13 +522,14 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
     header = (
         "example",
         "cells per axis",
-        "nRMSE after 1, 3, 10 times the trained steps",
+        "nRMSE after 1, 3 (10) times the trained steps",
         "over that of the full grid",
         "nRMSE on the full grid",
         "variance, energy in octaves over the truth's",
         "seconds of a run, over full",
         "seconds of data + training",
         "N*",
+        "largest value after ten times the trained steps, over the start's",
     )
     entries = ((record, one) for record in found.values() for one in record["entries"])
     return table(header, [line(record, one["key"]["column"], one["row"]) for record, one in entries])

@@ -53,11 +53,14 @@ def solver_digest(place: str, task: str) -> str:
     """
     module = place.partition(":")[0]
     found, waiting = {module: solver_file(place, task)}, [module]
+    targets = [entry for entry in sys.path if any(Path(entry or ".").glob("*.dist-info"))]  # pip --target
+    paths = [*(sysconfig.get_path(key) for key in KEYS), site.getusersitepackages(), *targets]
+    installed = [Path(path).resolve() for path in paths if path]
     while waiting:
         name = waiting.pop()
         for other in (one for imported in _imports(name, found[name]) for one in _with_packages(imported)):
             file = find_module(other) if other not in found else None
-            if file is not None and _is_users(other, file, module):
+            if file is not None and _is_users(other, file, module, installed):
                 found[other] = file
                 waiting.append(other)
     return value_hash({name: file_hash(file) for name, file in found.items()})
@@ -69,15 +72,14 @@ def _with_packages(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def _is_users(name: str, file: Path, solver: str) -> bool:
-    """Whether a module is part of the user's solver: of its package, or not installed."""
+def _is_users(name: str, file: Path, solver: str, installed: Sequence[Path]) -> bool:
+    """Whether a module is part of the user's solver: of its package, or not in a folder of installed ones."""
     top = name.partition(".")[0]
     if top == __name__.partition(".")[0]:  # a change of this package does not make a training stale
         return False
-    installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
     return top == solver.partition(".")[0] or not (
         {"site-packages", "dist-packages"} & {*file.parts}
-        or any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in installed if folder)
+        or any(file.resolve().is_relative_to(folder) for folder in installed)
     )
 
 

@@ -9,6 +9,7 @@ or fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -280,6 +281,7 @@ class Run:
             raise RuntimeError(
                 f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end."
             )
+        self.metrics.log({"processor_s": time.process_time()})
         with self.ranks.activity.waiting("gathering the weights"):
             tensors = full_weights(self.model, self.updates.exported(), self.is_main)
         self.agreed(
