@@ -2,7 +2,8 @@
 
     make corrector SOLVER=examples.fipy_burgers:coarse FINE=examples.fipy_burgers:fine \
         STARTS=examples.fipy_burgers:starts RUN=burgers_fipy \
-        OPTIONS="--dt 0.05 --symmetries shift --ratio 8" ARGS="operator.train.batch_size=4"
+        OPTIONS="--dt 0.05 --symmetries shift --ratio 8" \
+        ARGS="operator.train.batch_size=4 operator.train.steps=500"
     python examples/fipy_burgers.py                # with its weights
 """
 

@@ -2,7 +2,8 @@
 
     make corrector SOLVER=examples.phiflow_burgers:coarse FINE=examples.phiflow_burgers:fine \
         STARTS=examples.phiflow_burgers:starts RUN=burgers_phiflow \
-        OPTIONS="--dt 0.05 --frames 17 --symmetries shift --fields u,v" ARGS="operator.train.batch_size=8"
+        OPTIONS="--dt 0.05 --frames 17 --symmetries shift --fields u,v" \
+        ARGS="operator.train.batch_size=8 operator.train.steps=400"
     python examples/phiflow_burgers.py             # with its weights
 """
 
