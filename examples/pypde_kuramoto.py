@@ -1,7 +1,5 @@
 """Kuramoto-Sivashinsky equation in 1D by py-pde (differences), on a grid four times coarser, corrected.
 
-The domain is long, so that a run on the full grid is expensive; the full grid makes the data.
-
     make corrector SOLVER=examples.pypde_kuramoto:coarse FINE=examples.pypde_kuramoto:fine \
         STARTS=examples.pypde_kuramoto:starts RUN=kuramoto \
         OPTIONS="--dt 2 --frames 9 --length 2304 --symmetries shift" \
