@@ -54,7 +54,7 @@ def runs(run: Run, u: np.ndarray, leads: list[int]) -> tuple[np.ndarray, list[fl
     states, seconds = [], []
     for one in u:
         first, took = run(one, leads[0])
-        later, _ = run(first[-1], leads[-1] - leads[0])
+        later = run(first[-1], leads[-1] - leads[0])[0] if len(leads) > 1 else first[:0]
         states.append(np.concatenate([first, later])[[lead - 1 for lead in leads]])
         seconds.append(took)
     return np.stack(states), seconds
