@@ -93,7 +93,7 @@ def paying_runs(
 
 
 def training_seconds(run: Path) -> float:
-    """Processor seconds of the operator stage, the start of Python and the selection of weights included."""
+    """Processor seconds of the operator stage, from the start of Python to the last validation."""
     lines = (run / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     spent = [line["processor_s"] for line in map(json.loads, lines) if "processor_s" in line]
     # a process that continues an interrupted training counts from zero

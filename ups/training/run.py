@@ -247,7 +247,8 @@ class Run:
 
     def validated(self, metrics: dict[str, Any], text: str) -> None:
         """Log the metrics of a validation of the averaged weights, and print the text."""
-        self.metrics.log({f"validation/{name}": value for name, value in metrics.items()})
+        scores = {f"validation/{name}": value for name, value in metrics.items()}
+        self.metrics.log(scores | {"processor_s": time.process_time()})
         self.print(f"step {self.step}: {text}")
 
     def keep_best(self, score: float, second: float = math.inf) -> None:
@@ -281,7 +282,6 @@ class Run:
             raise RuntimeError(
                 f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end."
             )
-        self.metrics.log({"processor_s": time.process_time()})
         with self.ranks.activity.waiting("gathering the weights"):
             tensors = full_weights(self.model, self.updates.exported(), self.is_main)
         self.agreed(
