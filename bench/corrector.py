@@ -6,10 +6,11 @@
 The truth is the example's solver on a grid twice as fine as its full one, which has four times the coarse
 grid's cells per axis; from new starts. Columns: the solver on the coarse grid, twice it ("half") and the full
 one, and runs that were trained: correctors, or networks without the solver (those with another base). nRMSE
-after the trained frames, three and ten times as many: restricted to the coarse grid as in training, and
-interpolated to the full one (cubic; of waves exact). Variance and energy in octaves are those after the last
-frame over the truth's. Processor seconds of a run over the trained frames, batch 1, one thread, checks
-included; of training the wall clock.
+after --horizons times the trained frames: restricted to the coarse grid as in training, and interpolated to
+the full one (cubic; of waves exact). Variance and energy in octaves are those after the last of these frames
+over the truth's. Runs on the coarse grid go on without a truth, to --far times the trained frames: "grown" is
+their largest value there over that of the start. Processor seconds of a run over the trained frames, batch 1,
+one thread, checks included; those of training are of the whole process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ups_discovery.boundary import PERIODIC
 from ups_discovery.spectral import resample
 
 FOLDER = RESULTS / "corrector"
-HORIZONS, UNSEEN = (1, 3, 10), 1000  # times the trained frames; seed of the starts
+HORIZONS, FAR, UNSEEN = (1, 3), 10, 1000  # times the trained frames; without a truth; seed of the starts
 GRIDS = {"coarse": 1, "half": 2, "full": 4}  # cells per axis over those of the coarse grid
 LEAST = 0.01  # of the energy: octaves with less are not compared
 Run = Callable[[np.ndarray, int], tuple[np.ndarray, float]]  # as `run_of` one step
@@ -53,7 +54,7 @@ def runs(run: Run, u: np.ndarray, leads: list[int]) -> tuple[np.ndarray, list[fl
     states, seconds = [], []
     for one in u:
         first, took = run(one, leads[0])
-        later, _ = run(first[-1], leads[-1] - leads[0])
+        later = run(first[-1], leads[-1] - leads[0])[0] if len(leads) > 1 else first[:0]
         states.append(np.concatenate([first, later])[[lead - 1 for lead in leads]])
         seconds.append(took)
     return np.stack(states), seconds
@@ -120,12 +121,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             run = forecasts(model, task)
         u = on_grid(starts[:, None], cells, how)[:, 0]
         run(u[0], 2 if name in GRIDS else NUM_FIRST_CALLS)  # compiles what is compiled
-        states, seconds = runs(run, u, leads)
-        row = {"cells": cells, "seconds": seconds} | scores(states, truth, coarse, how)
+        is_far = cells == coarse
+        states, seconds = runs(run, u, [*leads, args.far * num] if is_far else leads)
+        row = {"cells": cells, "seconds": seconds} | scores(states[:, : len(leads)], truth, coarse, how)
+        if is_far:
+            largest = [abs(one).reshape(len(u), -1).max(1) for one in (states[:, -1], u)]
+            row["grown"] = (largest[0] / largest[1]).tolist()
         if name in trained:
             row |= {
                 "data": sum(made["parts"].values()),
-                "training": training_seconds(Path(trained[name]), task),
+                "training": training_seconds(Path(trained[name])),
             }
             row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
             pairs = zip(rows["full"]["errors"], row["errors"], strict=True)
@@ -137,7 +142,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         print(*(row.get(key) for key in ("over the full grid", "octaves", "paid", "counts")), flush=True)
     kind = processor("cpu")
     entries = [{"key": {"column": name, "processor": kind}, "row": row} for name, row in rows.items()]
-    return {"task": args.example, "leads": leads, "starts": args.starts, "entries": entries}
+    facts = {"task": args.example, "leads": leads, "far": args.far * num, "starts": args.starts}
+    return facts | {"entries": entries}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -147,6 +153,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", nargs="+", default=[], metavar="COLUMN=FOLDER")
     parser.add_argument("--starts", type=int, default=20)
     parser.add_argument("--horizons", nargs="+", type=int, default=HORIZONS, help="times the trained frames")
+    parser.add_argument("--far", type=int, default=FAR, help="of runs without a truth; beyond the horizons")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)

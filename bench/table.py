@@ -477,15 +477,17 @@ def corrector_table(found: dict[str, dict[str, Any]]) -> str:
             f"{number(mean(row['seconds']))}; {number(mean(row['seconds']) / mean(full['seconds']), True)}",
             "{:.0f} + {:.0f}".format(row["data"], row["training"]) if "paid" in row else MISSING,
             paid(row["paid"]) if "paid" in row else MISSING,
+            number(max(row["grown"]), True) if "grown" in row else MISSING,
         )
 
     def paid(ends: list[float]) -> str:
         cells = [f"{one:,.0f}" if math.isfinite(one) else "never" for one in ends]
         return f"{cells[0]} [{cells[1]}, {cells[2]}]" if math.isfinite(ends[0]) else "never"
 
-    header = "example; cells per axis; nRMSE after 1, 3, 10 times the trained steps; over that of the full "
+    header = "example; cells per axis; nRMSE after 1, 3 (10) times the trained steps; over that of the full "
     header += "grid; nRMSE on the full grid; variance, energy in octaves over the truth's; seconds of a run, "
-    header += "over full; seconds of data + training; N*"
+    header += "over full; seconds of data + training; N*; largest value after ten times the trained steps, "
+    header += "over the start's"
     entries = ((record, one) for record in found.values() for one in record["entries"])
     return table(header, [line(record, one["key"]["column"], one["row"]) for record, one in entries])
 

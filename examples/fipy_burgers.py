@@ -2,7 +2,8 @@
 
     make corrector SOLVER=examples.fipy_burgers:coarse FINE=examples.fipy_burgers:fine \
         STARTS=examples.fipy_burgers:starts RUN=burgers_fipy \
-        OPTIONS="--dt 0.05 --symmetries shift --ratio 8 --frames 21"
+        OPTIONS="--dt 0.05 --symmetries shift --ratio 8" \
+        ARGS="operator.train.batch_size=4 operator.train.steps=500"
     python examples/fipy_burgers.py                # with its weights
 """
 
@@ -39,7 +40,7 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 24, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 16, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
     """Sums of four waves, largest values 0.1 to 1: decayed waves are states of the training, too."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     a, phase = draw.standard_normal((2, num, 4, 1))

@@ -2,7 +2,8 @@
 
     make corrector SOLVER=examples.phiflow_burgers:coarse FINE=examples.phiflow_burgers:fine \
         STARTS=examples.phiflow_burgers:starts RUN=burgers_phiflow \
-        OPTIONS="--dt 0.05 --frames 9 --symmetries shift --ratio 8 --fields u,v"
+        OPTIONS="--dt 0.05 --frames 17 --symmetries shift --fields u,v" \
+        ARGS="operator.train.batch_size=8 operator.train.steps=400"
     python examples/phiflow_burgers.py             # with its weights
 """
 
@@ -29,7 +30,7 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 16, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 60, cells: int = FULL, seed: int = 0) -> np.ndarray:
     """Sums of eight waves of at most three periods an axis, largest values 0.3 to 1."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     k, (a, phase) = draw.integers(-3, 4, (2, num, 2, 8, 1, 1)), draw.standard_normal((2, num, 2, 8, 1, 1))

@@ -2,7 +2,8 @@
 
     make corrector SOLVER=examples.pypde_kuramoto:coarse FINE=examples.pypde_kuramoto:fine \
         STARTS=examples.pypde_kuramoto:starts RUN=kuramoto \
-        OPTIONS="--dt 2 --frames 9 --length 96 --symmetries shift --ratio 8"
+        OPTIONS="--dt 2 --frames 9 --length 2304 --symmetries shift" \
+        ARGS="operator.train.batch_size=1 operator.train.steps=600"
     python examples/pypde_kuramoto.py              # with its weights
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 import pde
 from scipy.signal import resample
 
-NAME, DT, FULL, LENGTH = "kuramoto", 2.0, 384, 96.0
+NAME, DT, FULL, LENGTH = "kuramoto", 2.0, 9216, 2304.0
 
 
 @functools.cache
@@ -39,9 +40,9 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 32, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 8, cells: int = FULL, seed: int = 0) -> np.ndarray:
     """States of a run on half of the full grid, twenty units of time apart, from two hundred on."""
-    u = np.random.default_rng(seed).standard_normal((1, 1, 32))
+    u = np.random.default_rng(seed).standard_normal((1, 1, 768))
     u, found = resample(u - u.mean(), FULL // 2, axis=2), []
     for frame in range(100 + 10 * num):
         u = step(u)

@@ -169,22 +169,26 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
     ran = "exit('was run')\n"  # a raise would make the rest unreachable, which is no import then
     files = {
         "pkg/__init__.py": ran,
-        "pkg/mod.py": ran + "import helper, numpy\nfrom . import beside\nfrom .deep.end import f\n",
+        "pkg/mod.py": ran + "import helper, numpy, big\nfrom . import beside\nfrom .deep.end import f\n",
         "pkg/beside.py": "",
         "pkg/deep/__init__.py": "",
         "pkg/deep/end.py": "import late",
         "helper.py": "import pkg.mod",
         "late.py": "",
         "other.py": "",
+        "target/big.py": "",  # installed by pip install --target
+        "target/big-1.dist-info/METADATA": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    for folder in (tmp_path, tmp_path / "target"):
+        monkeypatch.syspath_prepend(str(folder))
     before = solver_digest("pkg.mod:step", "ks")
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n# changed", encoding="utf-8")
-        assert (solver_digest("pkg.mod:step", "ks") != before) == (name != "other.py"), name
+        is_users = not name.startswith(("other", "target"))
+        assert (solver_digest("pkg.mod:step", "ks") != before) == is_users, name
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert (
         solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "late"} & sys.modules.keys()

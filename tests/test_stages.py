@@ -257,7 +257,7 @@ def same_end(one: Path, two: Path, stage: str) -> None:
     """Weights, logged numbers but clocks, and results of a stage are equal bit by bit."""
     a, b = (load_file(root / "smoke" / stage / "model.safetensors") for root in (one, two))
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    clock = ("time", "steps_per_s", "memory_gib")
+    clock = ("time", "steps_per_s", "processor_s", "memory_gib")
     a, b = (
         [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
         for root in (one, two)

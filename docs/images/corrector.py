@@ -31,7 +31,7 @@ for record, column in zip(records, axes.T, strict=True):
     rows = {one["key"]["column"]: one["row"] for one in record["entries"]}
     for place, (ax, times) in enumerate(zip(column, ("the trained steps", "three times these"), strict=True)):
         for names, (label, style) in CURVES.items():
-            some = [rows[name] for name in names if name in rows]
+            some = [rows[name] for name in names if name in rows and place < len(rows[name]["errors"])]
             seconds, errors = (
                 (
                     [np.mean(part) for part in parts]

@@ -284,7 +284,7 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     if keys[0] != keys[1]:
         problems.append(f"metrics.jsonl has gaps or repetitions: {len(keys[0])} and {len(keys[1])} lines")
     elif is_exact:
-        clocks = ("time", "steps_per_s")
+        clocks = ("time", "steps_per_s", "processor_s")
         plain = [[{k: v for k, v in line.items() if k not in clocks} for line in part] for part in lines]
         if different := [a["step"] for a, b in zip(*plain, strict=True) if json.dumps(a) != json.dumps(b)]:
             problems.append(f"logged numbers differ from step {different[0]} on")

@@ -7,6 +7,7 @@ Seconds are processor time of one process; a run goes over the trained frames, o
 numbers are refused where the measurement is not fair (`corrected_runs`).
 """
 
+import itertools
 import json
 import math
 import time
@@ -19,7 +20,6 @@ import torch
 import ups
 from ups.config.load import load_config
 from ups.data.cache import open_cache
-from ups.evaluation.break_even import train_seconds
 from ups.forecast_corrector import KEPT, StepCorrector
 from ups.metrics.errors import nrmse
 from ups.models.rollout import NUM_FIRST_CALLS
@@ -92,12 +92,12 @@ def paying_runs(
     return [float(found[0]), *np.quantile(found[1:], [0.025, 0.975], method="nearest").tolist()]
 
 
-def training_seconds(run: Path, task: str) -> float:
-    """Of the fit of the bases and of the loop."""
-    folder = run / "operator"
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    base = json.loads((folder / "bases" / f"{task}.json").read_text(encoding="utf-8"))
-    return train_seconds([*map(json.loads, lines)]) + base["facts"]["seconds"]
+def training_seconds(run: Path) -> float:
+    """Processor seconds of the operator stage, from the start of Python to the last validation."""
+    lines = (run / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    spent = [line["processor_s"] for line in map(json.loads, lines) if "processor_s" in line]
+    # a process that continues an interrupted training counts from zero
+    return sum(now for now, later in itertools.pairwise([*spent, 0.0]) if later < now)
 
 
 def break_even(run: Path, folder: Path, step: Step) -> str:
@@ -116,7 +116,7 @@ def break_even(run: Path, folder: Path, step: Step) -> str:
         errors[name], seconds[name] = float(nrmse(last, truth[:, -1:]).mean()), [s for _, s in runs]
     made = json.loads((folder / "made.json").read_text(encoding="utf-8"))["parts"]
     count = len(cache.trajectory.unique())
-    data, training = sum(made.values()), training_seconds(run, task)
+    data, training = sum(made.values()), training_seconds(run)
     fine_s = [data / count] if len(made) == 1 else [s * len(made) / count for s in made.values()]
     paid, low, high = paying_runs(data + training, fine_s, seconds["corrected"])
     coarse_s, corrected_s = (float(np.mean(seconds[name])) for name in ("coarse", "corrected"))

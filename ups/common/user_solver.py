@@ -63,11 +63,13 @@ def solver_digest(place: str, task: str) -> str:
 
 
 def _is_users(folder: str) -> bool:
-    """Whether a folder on Python's path holds no installed packages."""
+    """Whether a folder on Python's path holds no installed packages, also of `pip install --target`."""
     place = Path(folder or ".").resolve()
     installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
-    return not {"site-packages", "dist-packages"} & {*place.parts} and not any(
-        place.is_relative_to(Path(one).resolve()) for one in installed if one
+    return not (
+        {"site-packages", "dist-packages"} & {*place.parts}
+        or any(place.is_relative_to(Path(one).resolve()) for one in installed if one)
+        or any(place.glob("*.dist-info"))
     )
 
 

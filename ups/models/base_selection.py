@@ -7,7 +7,6 @@ of these rollouts decides (ups/select.py), beside its growth beyond the data (st
 
 import copy
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,17 +73,15 @@ def fit_base(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the selected base of a task, for `fit_once`. most_work: of `fitted_candidates`.
 
-    Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and decisions: that
+    Facts: description (of the head, for `Operator`), findings (`Base.findings`) and decisions: that
     on the base first, then those on noisy starts.
     """
-    started = time.perf_counter()
     head, decisions = select_base(cache, base_steps, context, seed, device, most_work)
     if cause := cause_of_errors(head, cache, context, seed):
         head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
         decisions.append(cause)
     facts = {
         "description": head.facts.described(),
-        "seconds": time.perf_counter() - started,
         "findings": head.findings(),
         "decisions": [one.described() for one in decisions],
     }

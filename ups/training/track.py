@@ -113,6 +113,7 @@ class MetricsLog:
                 "train/skipped": self.counters.num_skipped,
                 "train/micro_batch": self.counters.micro_batch,
                 "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
+                "processor_s": time.process_time(),
                 **({} if memory_gib is None else {"memory_gib": memory_gib}),
             }
         )
