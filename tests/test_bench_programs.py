@@ -67,7 +67,7 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
     )
     small(strangers, NUM_FRAMES=6, NUM_LONG=10, HORIZON=3, LATE=5, SETTINGS=({}, {"lr": 1e-3}))
     small(strangers, USUAL={"width": 4, "depth": 1, "modes": 2, "batch_size": 2})
-    small(strangers, OURS={"ours": [*SMALL, "task.{}.base=[persistence]"]})
+    small(strangers, OVERRIDES=[*strangers.OVERRIDES, *SMALL, "task.wave.base=[persistence]"])
     words = "--problem wave --column ours fno --budget 0.1 --search 0.3 --seeds 0"
     strangers.main(words.split())
     found = entries(tmp_path / "kept", "wave")
