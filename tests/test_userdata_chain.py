@@ -151,7 +151,7 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
     )
     assert "T (K)" in repr(model) and "dt 2 days" in repr(model) and "T - " in cache.scene()["fields"][0]
     assert read(tmp_path, {**settings, "units": {"T": "degC"}})[0].task["ks"].units["T"] == "degC"
-    for units, words in (({"q": "K"}, "'q'"), (["K"], "it is"), ({"T": 1}, "it is")):
+    for units, words in (({"q": "K"}, "'q'"), (["K"], "units is"), ({"T": 1}, "units.T is 1")):
         with pytest.raises(ValueError, match=words):
             read(tmp_path, {**settings, "units": units})
 

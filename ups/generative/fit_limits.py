@@ -20,21 +20,19 @@ SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
 
 
 def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: RanksOfRun) -> Tensor:
-    """Set the silent waves, and return the `WaveLimits.moments` of residuals as (mean, standard error) (2, 4,
-    groups, channels, shells). A collective."""
+    """Set the silent waves, and return the `WaveLimits.moments` of residuals as (mean, standard error) (2, 3,
+    channels, shells). A collective."""
 
-    def powers(number: int) -> Tensor:
+    def state_power(number: int) -> Tensor:
         r, tokens, _ = _batch(source, seed, number)
-        z_pred = source.prediction(tokens)
-        return torch.stack([limits.power(_field(source, z)).mean(0) for z in (z_pred + r, z_pred)])
+        return limits.power(_field(source, source.prediction(tokens) + r)).sum(0)
 
     def residual_moments(number: int) -> Tensor:
         r, tokens, _ = _batch(source, seed, number)
         return _moments(limits.moments(_field(source, source.prediction(tokens)), _field(source, r)))
 
-    shape = (2, *limits.is_silent.shape)
-    limits.set_silent(*_total(source, shape, powers, SAMPLE_BATCHES, ranks) / SAMPLE_BATCHES)
-    shape = (2, 4, *limits.gains.shape[3:])
+    limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
+    shape = (2, 3, limits.gains.shape[3], limits.num_shells)
     return _mean_and_error(_total(source, shape, residual_moments, RESIDUAL_BATCHES, ranks), RESIDUAL_BATCHES)
 
 
@@ -63,7 +61,7 @@ def fit_gains(
         w_pred = _field(source, source.prediction(tokens))
         return torch.stack([_moments(limits.moments(w_pred, _field(source, sample))) for sample in samples])
 
-    shape = (len(each), 2, 4, *limits.gains.shape[3:])
+    shape = (len(each), 2, 3, limits.gains.shape[3], limits.num_shells)
     totals = _total(source, shape, sample_moments, SAMPLE_BATCHES, ranks)
     for sampler, sums in zip(each, totals, strict=True):
         moments = _mean_and_error(sums, SAMPLE_BATCHES)
