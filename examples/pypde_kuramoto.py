@@ -3,7 +3,7 @@
     make corrector SOLVER=examples.pypde_kuramoto:coarse FINE=examples.pypde_kuramoto:fine \
         STARTS=examples.pypde_kuramoto:starts RUN=kuramoto \
         OPTIONS="--dt 2 --frames 9 --length 2304 --symmetries shift" \
-        ARGS="operator.train.batch_size=1 operator.train.steps=600"
+        ARGS="operator.train.batch_size=1 operator.train.steps=1200"
     python examples/pypde_kuramoto.py              # with its weights
 """
 
