@@ -29,6 +29,8 @@ fig, axes = plt.subplots(
 )
 for record, column in zip(records, axes.T, strict=True):
     rows = {one["key"]["column"]: one["row"] for one in record["entries"]}
+    last = column[len(rows["full"]["errors"][:2]) - 1]  # with a horizon
+    column[1].set_visible(last is column[1])
     for place, (ax, times) in enumerate(zip(column, ("the trained steps", "three times these"), strict=True)):
         for names, (label, style) in CURVES.items():
             some = [rows[name] for name in names if name in rows and place < len(rows[name]["errors"])]
@@ -47,7 +49,8 @@ for record, column in zip(records, axes.T, strict=True):
         ax.title.set_fontsize(9)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_minor_formatter(NullFormatter())
-    column[-1].set_xlabel("processor seconds of a run")
+    last.tick_params(labelbottom=True)
+    last.set_xlabel("processor seconds of a run")
 for ax in axes[:, 0]:
     ax.set_ylabel("nRMSE")
 fig.legend(
