@@ -115,23 +115,23 @@ def differences(
     """
     from ups.models.windows import stay, symmetry
 
-    head = operator.head(task)
+    head, squares = operator.head(task), []
     refined = head.base.refined(head.facts.base["settings"])
-    bases = [head.base if head.twin is None else head.twin] * NUM_TWINS
-    bases[-1] = refined or bases[-1]
-    square = torch.zeros(NUM_TWINS, *w_pred.shape[:3], dtype=torch.float64, device=w_pred.device)
-    for number, base in enumerate(bases):
+    # one operator for all twins, so that they share its traced frames
+    twin = operator.with_base(task, head.base if head.twin is None else head.twin)
+    twins = [twin] * NUM_TWINS
+    if refined is not None:
+        twins[-1] = operator.with_base(task, refined)
+    for number, other in enumerate(twins):
         move = symmetry(head.task, head.codec.space, generator(number, "twin"))
-        share = 0.5 if move is stay and base is head.base else 1.0
+        share = 0.5 if move is stay and head.twin is None and other is twin else 1.0
         start = head.input_codec.projected(move(w, head.input_codec))
         moved = None if forcing is None else move(forcing, head.forcing_codec)
-        other = operator.with_base(task, base)
         w_twin = other.forecast(start, task, raw, w_pred.shape[1], share * weight, moved)
-        square[number] = (move(w_pred, head.codec) - w_twin).double().square().flatten(3).mean(3)
-    apart = square[:-1].sum(0) if refined else square.sum(0)
-    apart = (apart / (NUM_TWINS - bool(refined))).sqrt().nan_to_num(HUGE).clamp(TINY, HUGE)
-    by_steps = square[-1].sqrt().nan_to_num(HUGE).clamp_max(HUGE)
-    return torch.stack([apart, by_steps if refined else torch.zeros_like(apart)])
+        squares.append((move(w_pred, head.codec) - w_twin).double().square().flatten(3).mean(3))
+    by_steps = torch.zeros_like(squares[-1]) if refined is None else squares.pop()
+    apart = (sum(squares) / len(squares)).sqrt().nan_to_num(HUGE).clamp(TINY, HUGE)
+    return torch.stack([apart, by_steps.sqrt().nan_to_num(HUGE).clamp_max(HUGE)])
 
 
 def local(head: TaskHead, w_pred: Tensor) -> Tensor:
