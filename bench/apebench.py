@@ -276,9 +276,8 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
     else:
         row = network(name, column, folder, test, seed, steps, args)
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
-    facts = {"persistence": summary(still)["error"]} | dict(
-        zip(("scenario", "settings"), SCENARIOS[name][:2], strict=True)
-    )
+    scenario, settings = SCENARIOS[name][:2]
+    facts = {"persistence": summary(still)["error"], "scenario": scenario, "settings": settings}
     put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)}, **facts)
     print(
         f"{name} {column} seed {seed}: {row['error']:.3g}, {row['steps']} steps in {row['seconds']:.0f} s, "

@@ -184,15 +184,14 @@ def run_checks(config: Config, topology: Mapping) -> int:
     num = num_failed = 0
     for name, check in checks(config, topology):
         try:
-            print(f"OK     {name:<13} {check()}", flush=True)
+            level, text = "OK", check()
+        except Failed as error:
+            level, text = "failed", "{}. Next: {}".format(*error.args)
         except Exception as error:  # a check that breaks is a failure, and the others still have to run
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            text, fix = (
-                error.args if isinstance(error, Failed) else (f"the check broke ({cause})", "fix that")
-            )
-            print(f"failed {name:<13} {text}. Next: {fix}", flush=True)
-            num_failed += 1
-        num += 1
+            level, text = "failed", f"the check broke ({cause}). Next: fix that"
+        print(f"{level:<6} {name:<13} {text}", flush=True)
+        num, num_failed = num + 1, num_failed + (level == "failed")
     print(f"machine: {f'{num_failed} of {num} checks failed' if num_failed else 'OK'}", flush=True)
     return int(num_failed > 0)
 

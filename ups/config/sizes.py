@@ -22,14 +22,17 @@ def with_sizes(config: Config, num: Mapping[str, int], written: Mapping[str, Any
     """
     user = {name: one for name, one in config.task.items() if isinstance(one, UserTaskConfig)}
     operator, tasks = config.operator, {}
-    is_fine = operator.train.steps <= SHORT and operator.model.kind == "plain"
-    is_fine &= {*config.data.tasks} == {*user} and all(many >= MANY for many in num.values())
     cells = {
         name: [-(-size // max(1, one.space_stride)) for size in one.resolution] for name, one in user.items()
     }
-    is_fine &= all(len(sizes) == 2 and min(sizes) >= CELLS for sizes in cells.values())
-    is_fine &= all(one.symmetries for one in user.values())
-    is_fine &= not any(one.inputs or one.reserve for one in user.values())
+    is_fine = (
+        operator.train.steps <= SHORT
+        and operator.model.kind == "plain"
+        and {*config.data.tasks} == {*user}
+        and all(many >= MANY for many in num.values())
+        and all(len(sizes) == 2 and min(sizes) >= CELLS for sizes in cells.values())
+        and all(one.symmetries and not one.inputs and not one.reserve for one in user.values())
+    )
     for name, one in user.items():
         patch = one.patch or choose_patch(cells[name], PATCH if is_fine else USUAL_PATCH)
         tasks[name] = replace(one, patch=patch)

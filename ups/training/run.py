@@ -9,7 +9,6 @@ or fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,8 +246,7 @@ class Run:
 
     def validated(self, metrics: dict[str, Any], text: str) -> None:
         """Log the metrics of a validation of the averaged weights, and print the text."""
-        scores = {f"validation/{name}": value for name, value in metrics.items()}
-        self.metrics.log(scores | {"processor_s": time.process_time()})
+        self.metrics.log({f"validation/{name}": value for name, value in metrics.items()})
         self.print(f"step {self.step}: {text}")
 
     def keep_best(self, score: float, second: float = math.inf) -> None:

@@ -63,10 +63,10 @@ class MetricsLog:
         self._marked_at, self._marked_step = time.perf_counter(), self.counters.step
 
     def log(self, values: dict[str, Any]) -> None:
-        """Write metrics at the current step, if this rank has a tracker."""
+        """Write metrics at the current step, and the processor's time so far, if this rank has a tracker."""
         if self.tracker is not None and self.ranks.unreported is None:
             try:
-                self.tracker.log(self.counters.step, values)
+                self.tracker.log(self.counters.step, values | {"processor_s": time.process_time()})
             # a line is missing, so all ranks must stop before the next checkpoint
             except OSError as error:
                 self.ranks.unreported = error
@@ -113,7 +113,6 @@ class MetricsLog:
                 "train/skipped": self.counters.num_skipped,
                 "train/micro_batch": self.counters.micro_batch,
                 "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
-                "processor_s": time.process_time(),
                 **({} if memory_gib is None else {"memory_gib": memory_gib}),
             }
         )

@@ -97,7 +97,7 @@ def complete(name: str, section: Mapping[str, Any]) -> tuple[dict[str, Any], int
         section |= read_step(key, section, layout, store)
         section["units"] = read_units(key, section["units"], layout, section["dt"], found, store)
         section["parameters"] = read_parameters(key, section["parameters"] or {}, store, layout.places)
-        groups = len(store.groups(layout.places[0].array)) if "*" in layout.places[0].array else 1
+        groups = len(store.runs(layout.places[0].array))
     section |= _read_fields(key, section, layout, ends)
     section["missing"] = missing_values(key, section["missing"])
     section["offset"] = offsets(key, section, paths, layout)
