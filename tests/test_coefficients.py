@@ -121,7 +121,7 @@ def test_finer_derivatives_show_the_error_of_waves_that_training_lacked_and_the_
         "lengths": [float(N)],
     }
     refined = base.refined(settings)
-    assert refined.equation.num_steps == 2 * base.equation.num_steps
+    assert refined.equation.num_steps == 2 * base.equation.num_steps and refined.std.dtype == torch.float64
 
     def wrong(most: int) -> list[float]:
         """The error of a frame by the base, and its differences from the refined base and from the twin."""

@@ -60,7 +60,7 @@ class Band:
         """s (batch,) of `differences`, of which no more frames than `twin` has are used."""
         twin = torch.tensor(self.twin, dtype=torch.float64, device=difference.device)
         apart, refined = difference[:, :, : len(twin)]
-        return joined(self.factor * size_of(apart, twin[: apart.shape[1]]), refined, self.numerics)
+        return joined(self.factor, size_of(apart, twin[: apart.shape[1]]), refined, self.numerics)
 
     def limits(self, extrapolates: bool) -> tuple[float, float]:
         """The stated error, and how far a parameter is outside of its range, above which a forecast is
@@ -80,9 +80,13 @@ def size_of(difference: Tensor, twin: Tensor) -> Tensor:
     return (difference / twin).square().mean((1, 2)).sqrt()
 
 
-def joined(s: Tensor, refined: Tensor, numerics: float) -> Tensor:
-    """s (batch,) with what the difference from a refined base (batch, time, C) exceeds `numerics` by."""
-    excess = (refined.square().mean((1, 2)) - numerics**2).clamp_min(0)
+def joined(factor: float | Tensor, size: Tensor, refined: Tensor, numerics: float) -> Tensor:
+    """s (batch,) of `size_of` and the difference from a refined base (batch, time, C). Up to `numerics` this
+    is rounding that the fit may have made up for: it counts as the twin's difference does, in units of its
+    size in validation, but not more than once; the larger of both is s. What exceeds `numerics` is added."""
+    s, rms = factor * size, refined.square().mean((1, 2)).sqrt()
+    s = torch.maximum(s, min(float(factor), numerics) * (rms / max(numerics, TINY)).clamp_max(1))
+    excess = (rms.square() - numerics**2).clamp_min(0)
     return torch.where(excess > 0, (s.square() + excess).sqrt(), s)
 
 
@@ -192,7 +196,7 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
     numerics = float(refined[is_first].square().mean((1, 2)).sqrt().quantile(LEVEL))
     s = size_of(difference, twin)[:, None]
     factor = (rms.clamp_min(TINY) / s)[is_first].log().mean().exp()
-    s = joined(factor * s[:, 0], refined, numerics)[:, None]
+    s = joined(factor, s[:, 0], refined, numerics)[:, None]
     profile = (most[is_first] / s[is_first]).square().mean(0).sqrt().clamp_min(TINY)
 
     def reached(numbers: Tensor, level: float) -> float:

@@ -133,7 +133,7 @@ class Coefficients(Base):
     def refined(self, settings: dict[str, Any]) -> "Coefficients":
         other = Coefficients(**{**settings, "num_steps": 2 * self.equation.num_steps, "is_finer": True})
         other.load_state_dict(self.state_dict())
-        return other.to(self.mean.device)
+        return other.to(self.mean.device).double()
 
     def unbounded(self) -> "Coefficients":
         free = copy.deepcopy(self)
@@ -147,8 +147,8 @@ class Coefficients(Base):
     def features(self, parameters: ParameterBatch) -> Tensor:
         """What the expected coefficients are a linear function of: 1, the parameters, and what the network
         sees of them, which is their logarithm if all are positive."""
-        standard = parameters.standard.float()
-        raw = standard if parameters.raw is None else parameters.raw.float() / self.parameter_unit
+        standard = parameters.standard.to(self.expected)
+        raw = standard if parameters.raw is None else parameters.raw.to(standard) / self.parameter_unit
         return torch.cat([torch.ones_like(standard[:, :1].sum(1, keepdim=True)), raw, standard], 1)
 
     def settled(self, u: Tensor, parameters: ParameterBatch) -> ParameterBatch:
@@ -156,14 +156,14 @@ class Coefficients(Base):
         *space)."""
         if u.shape[1] == 1 or parameters.hidden is not None:
             return parameters
-        s = u.float() * self._column(self.std) + self._column(self.mean)
+        s = u.to(self.std) * self._column(self.std) + self._column(self.mean)
         j, expected = self.derivative(s[:, 1:]).double(), self.features(parameters) @ self.expected
         factor, _ = torch.linalg.cholesky_ex(j @ j.mT + self.precision)
         c = expected
         for _ in range(CORRECTIONS):
             prior = ((c - expected) @ self.precision)[..., None]
             right = j @ self.residual(s, c).double()[..., None] - prior
-            c = c + torch.cholesky_solve(right, factor)[..., 0].float()
+            c = c + torch.cholesky_solve(right, factor)[..., 0].to(c)
         is_finite = c.isfinite().all(1, keepdim=True)
         return replace(parameters, hidden=torch.where(is_finite, c, expected))
 
@@ -172,7 +172,7 @@ class Coefficients(Base):
         if c is None:
             c = self.features(parameters) @ self.expected
         mean, std = self._column(self.mean), self._column(self.std)
-        return (self.moved(u[:, -1].float() * std + mean, c) - mean) / std
+        return ((self.moved(u[:, -1].to(std) * std + mean, c) - mean) / std).float()
 
     def moved(self, s: Tensor, c: Tensor) -> Tensor:
         """The states s (rows, C, *space) one frame later; c (rows, size), in units of `scale`."""
