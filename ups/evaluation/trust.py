@@ -67,13 +67,11 @@ def derivative_cosine(operator: Operator, truth: Truth) -> float:
     u = truth.inputs(rows) if task.is_steady else truth.frames(rows, truth.context - history, 1)
     start, changes = u[:1, 0].double(), (u[1:] - u[:1])[:, 0].double()
 
-    def films(start: Tensor) -> Tensor:
-        later = integrate(truth, row.expand(len(start)), start, truth.num_frames + history - 1)
-        return later if task.is_steady else torch.cat([start[:, None], later], 1)
-
-    film = films(start)
-    by_solver = (films(start + SIZE * changes) - film) / SIZE
-    given, of_given = (start[:, None], changes[:, None])
+    starts = torch.cat([start, start + SIZE * changes])
+    films = integrate(truth, row.expand(len(starts)), starts, truth.num_frames + history - 1)
+    films = films if task.is_steady else torch.cat([starts[:, None], films], 1)
+    film, by_solver = films[:1], (films[1:] - films[:1]) / SIZE
+    given, of_given = start[:, None], changes[:, None]
     if not task.is_steady:
         given, of_given = film[:, :history], by_solver[:, :history]
 
@@ -82,10 +80,8 @@ def derivative_cosine(operator: Operator, truth: Truth) -> float:
         w_pred = operator.forecast(w, head.name, cache.parameters[row], truth.num_frames)
         return head.codec.denormalise(w_pred)[:, -1]
 
-    with torch.enable_grad():  # by torch.func, which computes no frame twice
-        _, pull = torch.func.vjp(last_frame, given.to(head.scale))
-    v = film[:, -1]
-    [gradient] = pull(v.to(head.scale))
+    _, pull = torch.func.vjp(last_frame, given.to(head.scale))  # which computes no frame twice
+    [gradient], v = pull(film[:, -1].to(head.scale)), film[:, -1]
     of_start = 0.0 if task.is_steady else (of_given[:, -1] * v).flatten(1).sum(1)  # persistence has all of it
-    ours = (gradient.to(of_given) * of_given).flatten(1).sum(1) - of_start
+    ours = (gradient.detach().to(of_given) * of_given).flatten(1).sum(1) - of_start
     return float(torch.cosine_similarity(ours, (by_solver[:, -1] * v).flatten(1).sum(1) - of_start, 0))

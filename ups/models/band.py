@@ -5,8 +5,8 @@
 of normalised fields. s, the expected RMS error of a rollout, is proportional to its difference from the
 rollout of a twin (`differences`): its base was fitted to half of the data, and it starts from an image of the
 start under a symmetry of the equation. What the data did not determine differs there, also far from them.
-Base and twin share derivatives and time steps; where a base is integrated, the difference from the same base
-with finer ones is added, as far as it exceeds that of validation. p is the profile of errors in time, from
+Base and twin share derivatives, time steps and rounding; where a base is integrated, the difference from
+the same base with finer ones, in float64, counts as well (`joined`). p is the profile of errors in time, from
 half of the validation rollouts. local is large where the forecast is steep, as errors are mostly shifts. q is
 the smallest number that holds in all cells and frames of enough of the other half (Vovk, Gammerman and Shafer
 2005, chapter 4; one number per rollout, not per cell): a new start of the same distribution is inside with at
@@ -81,9 +81,9 @@ def size_of(difference: Tensor, twin: Tensor) -> Tensor:
 
 
 def joined(factor: float | Tensor, size: Tensor, refined: Tensor, numerics: float) -> Tensor:
-    """s (batch,) of `size_of` and the difference from a refined base (batch, time, C). Up to `numerics` this
-    is rounding that the fit may have made up for: it counts as the twin's difference does, in units of its
-    size in validation, but not more than once; the larger of both is s. What exceeds `numerics` is added."""
+    """s (batch,) of `size_of` and the difference from a refined base (batch, time, C). Up to `numerics` the
+    fit may have made up for it: it counts as the twin's, in units of validation, but at most once, and the
+    larger of both is s. What exceeds `numerics` is added (squares)."""
     s, rms = factor * size, refined.square().mean((1, 2)).sqrt()
     s = torch.maximum(s, min(float(factor), numerics) * (rms / max(numerics, TINY)).clamp_max(1))
     excess = (rms.square() - numerics**2).clamp_min(0)

@@ -19,20 +19,18 @@ class Equation(ups_discovery.equation.Equation, Base):
 
     kind, needs_fitted_parameters, has_tangent, is_costly = "equation", True, True, True
 
-    def __init__(self, *args: Any, is_double: bool = False, **settings: Any):
+    def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
         self.register_buffer("mean", torch.zeros_like(self.low))
         self.register_buffer("std", torch.ones_like(self.low))
-        if is_double:  # of a twin, whose rounding is that of its frames alone
-            self.double()
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        u = u[:, -1].to(self.std)
+        u = u[:, -1].float()
         if not self.terms.terms:
             return u
         mean, std = self._column(self.mean, u), self._column(self.std, u)
         weight = self.weight if len(self.weight) == 1 else self.weight[parameters.index]
-        return ((self.advance(u * std + mean, weight) - mean) / std).float()
+        return (self.advance(u * std + mean, weight) - mean) / std
 
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         from ups_discovery.statement import stated
@@ -55,10 +53,9 @@ class Equation(ups_discovery.equation.Equation, Base):
         return int((self.weight != 0).sum())
 
     def twin(self, samples: Samples, settings: dict[str, Any]) -> "tuple[dict[str, Any], Equation]":
-        """The equation with its coefficients half way to an end of their intervals, and with derivatives,
-        steps and arithmetic that are more exact."""
-        finer = {"num_steps": 2 * self.num_steps, "is_finer": True, "is_double": True}
-        settings = {**settings, **finer, "found": {}}
+        """The equation with its coefficients half way to an end of their intervals, and with derivatives and
+        steps that are more exact."""
+        settings = {**settings, "num_steps": 2 * self.num_steps, "is_finer": True, "found": {}}
         other = Equation(**settings)
         other.load_state_dict(self.state_dict())
         for weight, found in zip(other.weight, self.found["equations"], strict=True):
