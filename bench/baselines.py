@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,19 @@ class Trained:
     skipped: int = 0
     history: list[dict] = dataclasses.field(default_factory=list)
     predict_base: Callable[[Tensor, Tensor, int], Tensor] | None = None
+
+    def costs(self) -> dict[str, Any]:
+        """Return what is kept of a training beside its scores. validation: at its end, inf if it diverged."""
+        found = {name: getattr(self, name) for name in COSTS}
+        return found | {"validation": best_error(self)}
+
+
+COSTS = ("num_parameters", "steps", "step_ms", "seconds", "cpu_seconds", "skipped")
+
+
+def best_error(run: Trained) -> float:
+    """Return the validation error at the end of a training; inf if it diverged."""
+    return min(point["val"] if math.isfinite(point["val"]) else math.inf for point in run.history)
 
 
 def channels_last(u: Tensor, ndim: int) -> Tensor:

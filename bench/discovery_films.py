@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NUM_TRAJECTORIES, NUM_MODES, SEED = 100, 4, 0  # of the four sets: trajectories, waves per start, seed
+NOISES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)  # standard deviations over RMS
 SPIRAL = {  # the terms of u and v, from A^2 = u^2 + v^2: (1 - A^2) u + A^2 v and (1 - A^2) v - A^2 u
     "u": {"u_xx": 0.1, "u_yy": 0.1, "u": 1, "u^3": -1, "u v^2": -1, "u^2 v": 1, "v^3": 1},
     "v": {"v_xx": 0.1, "v_yy": 0.1, "v": 1, "u^2 v": -1, "v^3": -1, "u^3": -1, "u v^2": -1},

@@ -30,11 +30,10 @@ from torch import Tensor
 
 from bench.baselines import Trained
 from bench.command import parser_of
-from bench.compare import fit, settings_of
-from bench.eleven import RESULTS, entry, has, key_of, put, read
+from bench.entries import RESULTS, is_there, put
 from bench.numerics import frames, means
 from bench.score import Split, load, rollout, summary, with_cache
-from bench.tune import OUT, add_arguments, prepare
+from bench.tune import OUT, add_arguments, contestant, key_of, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
 from ups.config.load import load_config
@@ -140,24 +139,24 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
     """Train a column in the trained regime and score it on the grid, unless the result exists."""
     family = args.task
     key = key_of(args, column, seed, identity(family))
-    if has(read(family, FOLDER), key):
-        print(f"{family} {column} seed {seed}: there", flush=True)
+    if is_there(family, FOLDER, key):
         return
     config = with_cache(load_config(args.config), family)
     problem, splits = load(config, family)
     tests.update(tests or cells(family))
-    settings = settings_of(column, config, problem, splits["val"], args)
-    trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
+    model = contestant(column, config, problem, splits["val"], args)
+    settings = model.settings()
+    trained, errors_of = model.train(settings, seed, args.budget), partial(errors_on, tests=tests)
     facts = {
         "family": asdict(FAMILIES[family]),
         "scales": SCALES,
         "trained_scales": TRAINED,
         "rows": {"train": len(problem.train), "test": NUM_TEST},
-        "persistence": errors_on(Trained(persistence, 0, 0, 0.0, 0.0), tests),
+        "persistence": errors_of(Trained(persistence, 0, 0, 0.0, 0.0)),
     }
-    cost, errors = {"steps": trained.steps, "seconds": trained.seconds}, errors_on(trained, tests)
-    put(family, FOLDER, entry(key, settings, args, **cost, errors=errors), **facts)
-    shown = np.array_str(np.array(errors), precision=3)
+    found = trained.costs() | {"settings": settings, "errors": errors_of(trained)}
+    put(family, FOLDER, key, found, args.device, **facts)
+    shown = np.array_str(np.array(found["errors"]), precision=3)
     print(f"{family} {column} seed {seed}, scales down, wave numbers across:\n{shown}", flush=True)
 
 

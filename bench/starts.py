@@ -19,7 +19,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, cg
 
 import ups
-from bench.eleven import RESULTS
+from bench.entries import RESULTS
 from ups_solvers import SOLVERS
 from ups_solvers.darcy import apply_operator
 from ups_solvers.initial import eigenbasis

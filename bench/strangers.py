@@ -32,14 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.baselines import Trained
+from bench.baselines import Trained, best_error
 from bench.command import parser_of
-from bench.eleven import RESULTS, entry, has, key_of, put, read
+from bench.entries import RESULTS, is_there, put
 from bench.ours import train_ours
 from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, with_cache
 from bench.search import Changes, Trial, search
-from bench.tune import OUT, add_arguments, best_error, prepare, search_seconds, train_rival
+from bench.tune import OUT, add_arguments, key_of, prepare, search_seconds, train_rival
 from bench.user_data import CONFIG, write, write_config
 from ups.config.load import load_config, to_dict
 from ups.data.cache import open_cache
@@ -213,8 +213,7 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
     config = with_cache(load_config(path, [*OVERRIDES, f"task.{problem}.patch=4"]), problem)
     given, splits = load(config, problem)
     key = key_of(args, column, seed, open_cache(config, problem).fingerprint)
-    if has(read(problem, FOLDER), key):
-        print(f"{problem} {column} seed {seed}: there", flush=True)
+    if is_there(problem, FOLDER, key):
         return
     more = {"network": partial(Authors, column)} if column in AUTHORS else {}
 
@@ -243,7 +242,7 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
     facts = {"persistence": scores(still)}
     if column in AUTHORS:
         facts["package"] = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
-    put(problem, FOLDER, entry(key, settings, args, **cost, row=row), **facts)
+    put(problem, FOLDER, key, {"settings": settings, **cost, "row": row}, args.device, **facts)
     print(f"{problem} {column} seed {seed}: {row}, {cost}", flush=True)
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ import yaml
 from torch import Tensor
 
 from bench.command import parse, parser_of, run_scripts
-from bench.eleven import RESULTS, described, has, processor, put, read
+from bench.entries import RESULTS, is_there, processor, put
 from bench.numerics import NUMERICS, frames, means
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
@@ -171,7 +170,7 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
         "processor": processor("cpu"),
         "overrides": args.overrides,
     }
-    if has(read(family, KEPT), key):
+    if is_there(family, KEPT, key):
         return
     config = prepared(family, count, column, args.overrides)
     init = trunk(problems, seed) if problems else None
@@ -183,12 +182,11 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
         alone = argparse.Namespace(predict=trained.predict_base)
         row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
         row[name]["base"] = summary(rollout(alone, split, BATCH)[0], split, False, 1)["error"]
-    put(family, KEPT, {"key": key, "row": row, "environment": described(args.command)})
+    put(family, KEPT, key, {"row": row})
     print(family, json.dumps(key | row), flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__)
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--count", nargs="+", type=int, default=(5, 20), help="trajectories")
@@ -198,7 +196,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="processor seconds of one thread")
     args = parse(parser, argv)
     torch.set_num_threads(1)
-    args.command = " ".join(["python -m bench.transfer", *argv])
     train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", WARM_UP, 0)
     args.tests = {family: tests(family) for family in args.family}
     given = (args.seeds, args.problems, args.column, args.count, args.family)

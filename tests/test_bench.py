@@ -13,7 +13,7 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, eleven, record, score, tune
+from bench import baselines, compare, eleven, entries, record, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings
 from bench.score import Errors
@@ -205,7 +205,7 @@ def test_the_comparison_runs_and_writes_its_table(steady, tmp_path, monkeypatch,
     for module in (compare, score):
         monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache(steady=steady))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    monkeypatch.setattr(compare, "settings_for", lambda network, *_: Settings(network, **TINY))
+    monkeypatch.setattr(tune, "settings_for", lambda network, *_: Settings(network, **TINY))
     options = "--task burgers1d --budget 0.1 --search 0 --models fno unet --seeds 0 1"
     result = compare.main(options.split())
     saved = json.loads(next(tmp_path.glob("burgers1d_0.1s_fno-unet_*.json")).read_text())
@@ -328,7 +328,7 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
 ):
     monkeypatch.setattr(record, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(record, "PAGE", tmp_path / "records.md")
-    monkeypatch.setattr(record, "settings_of", lambda *_: Settings(**TINY))
+    monkeypatch.setattr(tune, "settings_for", lambda network, *_: Settings(network, **TINY))
     monkeypatch.setattr(record, "with_cache", lambda config, task: config)
     monkeypatch.setattr(eleven, "open_cache", lambda config, task: searched)
     started = []
@@ -350,14 +350,14 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
 
     assert attempt(60, 0.9) > 0.9  # to the end
     assert attempt(60, 0.4 * 3.5e-3) < 0.75  # to the first validation
-    entries = eleven.read("burgers1d", tmp_path / "records")["entries"]
-    assert len(entries) == 2 and all(entry["row"]["threshold"] == 3.5e-3 for entry in entries)
-    assert not any(entry["row"]["is_below"] for entry in entries)  # judged by test, not by validation
+    found = entries.read("burgers1d", tmp_path / "records")["entries"]
+    assert len(found) == 2 and all(entry["row"]["threshold"] == 3.5e-3 for entry in found)
+    assert not any(entry["row"]["is_below"] for entry in found)  # judged by test, not by validation
     assert "NOT below the 3.50e-03 of FNO tuned by a language model's search" in capsys.readouterr().out
 
-    entries[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
-    entries.append({**entries[0], "row": entries[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
-    eleven.keep({"task": "burgers1d", "entries": entries}, tmp_path / "records")
+    found[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
+    found.append({**found[0], "row": found[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
+    entries.keep({"task": "burgers1d", "entries": found}, tmp_path / "records")
     rows = [line for line in record.page(tmp_path / "records").splitlines() if "burgers1d |" in line]
     assert len(rows) == 1 and "| 11.0 (8.0) | 0.0034 | yes |" in rows[0]  # the fastest that is below
 
