@@ -87,7 +87,7 @@ def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, mon
     monkeypatch.setitem(shift_grid.FAMILIES, "advection", family)
     for module in (shift_grid, trust):
         small(module, MIDDLE=1, TRAINED=tuple(np.linspace(0.7, 1.4, 12).tolist()))
-    
+
     def moved(author, python, path, tried, given) -> dict[str, np.ndarray]:
         return {"u0": np.stack([np.roll(given[0], 2 * step, 1) for step in range(8)], 1)}
 
