@@ -112,16 +112,14 @@ def environment(python: Path | None, module: str = "apebench", packages: Sequenc
     return python
 
 
-def call(
-    python: Path, command: str, request: dict[str, Any], out: Path, script: str = "apebench_jax.py"
-) -> dict[str, np.ndarray]:
-    """Return what a command of a script of bench/ writes; one thread."""
+def call(python: Path, command: str, request: dict[str, Any], out: Path) -> dict[str, np.ndarray]:
+    """Return what a command of bench/apebench_jax.py writes; one thread."""
     asked = out.with_suffix(".json")
     asked.write_text(json.dumps(request), encoding="utf-8")
     one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": one_thread, "OMP_NUM_THREADS": "1"}
     environ |= KEEPS_MEMORY | {"PYTHONPATH": str(ROOT)}
-    path, partial = Path(__file__).with_name(script), out.with_suffix(".partial.npz")
+    path, partial = Path(__file__).with_name("apebench_jax.py"), out.with_suffix(".partial.npz")
     # -P: not the folder of the script, where this file has the name of the package
     subprocess.run([python, "-P", path, command, asked, partial], check=True, env=environ)
     partial.replace(out)

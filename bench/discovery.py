@@ -1,14 +1,12 @@
-"""Find the equation of noisy films whose equation is known: ours next to PySINDy's weak form.
+"""Find the equation of noisy films whose equation is known.
 
-    python -m bench.discovery                               # all films, noises and columns, 5 draws
+    python -m bench.discovery                               # all films and noises, 5 draws
     python -m bench.discovery --film kdv --noise 0.2 --draws 5
     python -m bench.table                                   # write the table of docs/discovery.md
 
 Five single films of the literature and four sets of user data (bench/discovery_films.py) get white noise of
-standard deviation noise * RMS, with a seed per draw. Columns: ours, and PySINDy 2.1's weak form alone and as
-an ensemble (bench/discovery_pysindy.py), which get a library of terms with the degree and order of the truth.
-PySINDy runs in an environment of its own, which is made in bench/out/pysindy-env unless --python names one.
-Ours reads the film from a file as user data, cut into windows, with the default library.
+standard deviation noise * RMS, with a seed per draw. The film is read from a file as user data, cut into
+windows, with the default library. The table has PySINDy's weak form beside it, whose program is gone.
 
 Scores: whether the equation has the terms of the truth and no other; the worst relative error of a true
 coefficient (1 if its term is missing); the relative l2 error of all; how many of the true coefficients that
@@ -18,8 +16,7 @@ bench/results/discovery/FILM.json at once and is not computed again, unless --ag
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import math
 import re
 import tempfile
@@ -31,11 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.apebench import call, environment
 from bench.command import parser_of
 from bench.discovery_films import FILMS, NOISES, Film, noisy
 from bench.entries import RESULTS as KEPT
-from bench.entries import processor, put, read
+from bench.entries import is_there, processor, put
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
 from ups.common.place import ROOT
@@ -47,8 +43,6 @@ from ups.models.base_selection import Shortlist, fitted_candidates
 from ups.models.found_equation import found_equation
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", KEPT / "discovery"
-PACKAGES = ("pysindy==2.1.0",)
-COLUMNS = ("ours", "weak", "ensemble")
 FRESH = 5  # draws before this one were looked at when the choices of ours were made
 NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # that one film is cut into
 TEST_FRACTION = 0.05  # of the trajectories, which are not read
@@ -120,7 +114,7 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
 
 
 def text_of(latex: str) -> str:
-    """Return a term of `FoundEquation` as `term_text` writes it."""
+    """Return a term of `FoundEquation` as `Film.equation` has it, such as "u^2 v" or "u u_x"."""
     derivative = re.compile(r"\\partial_\{([^}]*)\} (\w+)")
     words = [
         derivative.sub(lambda match: f"{match[2]}_{match[1].replace(' ', '')}", word)
@@ -162,65 +156,34 @@ def edition(film: Film) -> str:
     return value_hash([film.equation, film.domain, film.dt, film.boundary])[:8]
 
 
-def key_of(name: str, column: str, noise: float, draw: int) -> dict[str, Any]:
-    """Return what identifies a result."""
+def run(name: str, noise: float, draw: int, is_again: bool) -> None:
+    """Find and score the equation of a draw unless the result exists."""
     film = FILMS[name]
-    key = {"column": column, "noise": noise, "draw": draw, "film": edition(film)}
-    key["processor"] = processor("cpu")
-    return (
-        key if column == "ours" else key | {"library": [film.degree, film.order, film.width, film.threshold]}
+    key = {"column": "ours", "noise": noise, "draw": draw, "film": edition(film)}
+    key["processor"] = processor()
+    if not is_again and is_there(name, RESULTS, key):
+        return
+    row = ours(name, noisy(np.load(clean(name)), noise, draw))
+    put(name, RESULTS, key, {"row": row}, truth=film.equation, published=film.published)
+    print(
+        f"{name} noise {noise:g} draw {draw}: {'right' if row['is_right'] else 'wrong'} terms, worst error "
+        f"{row['worst']:.2g}, {row['seconds']:.0f} s {row['doubt']}",
+        flush=True,
     )
-
-
-def rows_of(name: str, column: str, noise: float, draws: list[int], python: Path | None) -> list[dict]:
-    """Return the rows, each with its draw and column. PySINDy's two columns come together."""
-    path, truth = clean(name), FILMS[name].equation
-    if column == "ours":
-        u = np.load(path)
-        return [{"draw": draw, "column": column, **ours(name, noisy(u, noise, draw))} for draw in draws]
-    request = {"film": name, "frames": str(path), "noise": noise, "draws": draws}
-    found = call(python, "fit", request, OUT / f"{name}_found.npz", "discovery_pysindy.py")
-    return [row | scores(row["equation"], truth) for row in json.loads(str(found["rows"]))]
-
-
-def run_noise(name: str, column: str, noise: float, draws: range, args: argparse.Namespace) -> None:
-    """Find and score the equations of all draws whose result does not exist."""
-    keys = {draw: key_of(name, column, noise, draw) for draw in draws}
-    there = [one["key"] for one in read(name, RESULTS)["entries"]]
-    missing = [draw for draw in draws if args.again or keys[draw] not in there]
-    # one by one for ours, which takes longer, so that little is lost if it is interrupted
-    for some in [[draw] for draw in missing] if column == "ours" else [missing] * bool(missing):
-        for row in rows_of(name, column, noise, some, args.python):
-            key = key_of(name, row.pop("column"), noise, row.pop("draw"))
-            facts = {"truth": FILMS[name].equation, "published": FILMS[name].published}
-            put(name, RESULTS, key, {"row": row}, **facts)
-            print(
-                f"{name} {key['column']} noise {noise:g} draw {key['draw']}: "
-                f"{'right' if row['is_right'] else 'wrong'} terms, worst error {row['worst']:.2g}, "
-                f"{row['seconds']:.0f} s {row.get('doubt', '')}",
-                flush=True,
-            )
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--film", nargs="+", choices=tuple(FILMS), default=list(FILMS))
     parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
-    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--first", type=int, help=f"number of the first draw; of ours {FRESH}, else 0")
+    parser.add_argument("--first", type=int, default=FRESH, help="number of the first draw")
     parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
-    parser.add_argument("--python", type=Path, help="an interpreter that has PySINDy")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    columns = ["ours"] * ("ours" in args.column) + ["weak"] * bool({"weak", "ensemble"} & {*args.column})
-    if "weak" in columns:
-        args.python = environment(args.python, "pysindy", PACKAGES)
-    for name in args.film:
-        for noise in args.noise:
-            for column in columns:
-                first = args.first if args.first is not None else FRESH * (column == "ours")
-                run_noise(name, column, noise, range(first, first + args.draws), args)
+    draws = range(args.first, args.first + args.draws)
+    for name, noise, draw in itertools.product(args.film, args.noise, draws):
+        run(name, noise, draw, args.again)
 
 
 if __name__ == "__main__":
