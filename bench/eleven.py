@@ -25,7 +25,7 @@ import torch
 from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
 from bench.entries import RESULTS, is_there, put, read
-from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
+from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
 from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
 from bench.search import Changes
@@ -44,7 +44,7 @@ def long_split(config: Config, task: str) -> Split | None:
     spec, context = get_task(task), config.context(task)
     if spec.is_steady:
         return None
-    folder, _ = long_config(config, task)
+    folder = long_folder(config, task)
     u, parameters = [], []
     for value in config.task[task].parameters or [None]:
         source = open_data(folder / spec.file_for(value), task)
@@ -102,7 +102,7 @@ def identity(config: Config, task: str) -> str:
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
     made = [
-        generation_settings(task, parameter=value, **usual_settings(config, task))
+        generation_settings(task, parameter=value, **settings_of(config, task))
         for value in wanted.parameters or [None]
     ]
     read = {

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bench.command import parse, parser_of, run_scripts
 from bench.entries import RESULTS, is_there, processor, put
-from bench.numerics import NUMERICS, frames, means
+from bench.numerics import frames, means, solve
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
 from bench.tune import OUT
@@ -133,9 +133,9 @@ def settings(column: str) -> dict[str, Any]:
 def solved(family: str, indices: range, is_other: bool) -> Tensor:
     """Return trajectories by our solver or by other numerics, (n, time, 1, x)."""
     parameter, t_end, _ = FAMILIES[family]
-    solve = partial(NUMERICS[family]) if is_other else SOLVERS[family].simulate
     given = {"seed": 0, "resolution": 2 * NUM_CELLS, "num_frames": NUM_FRAMES}
-    return means(solve(indices, parameter=parameter, t_end=t_end, **given), 2, 1)
+    solver = partial(solve, family) if is_other else SOLVERS[family].simulate
+    return means(torch.as_tensor(solver(indices, parameter=parameter, t_end=t_end, **given)), 2, 1)
 
 
 def prepared(family: str, count: int, column: str, overrides: list[str]) -> Config:
