@@ -23,11 +23,12 @@ from typing import Any
 from bench.baselines import COSTS
 from bench.command import parse, parser_of
 from bench.entries import described, save
-from bench.score import Errors, load, paired_ratio, report_row, rollout, summary, trivial
+from bench.score import load, paired_ratio, report_row, rollout, summary, trivial
 from bench.tune import MODELS, add_arguments, contestant, key_of, prepare, search_seconds
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.cache import open_cache
+from ups.metrics.intervals import Scores
 from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
@@ -73,7 +74,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         f"| model | seed | {' | '.join((*ERRORS, *COSTS, 'state_ms'))} |\n{'| --- ' * 16}|"
     )
     show(name, "-", row=result["trivial"])
-    scored: dict[str, list[Errors]] = {name: [] for name in models}
+    scored: dict[str, list[Scores]] = {name: [] for name in models}
     for seed in args.seeds:
         for name, model in models.items():
             trained = model.train(settings[name], seed, args.budget)
@@ -86,7 +87,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
             # the report shows the best seed, and no network that was not tuned
             best = result["models"].get(name, {"validation": math.inf})["validation"]
             if name in NETWORKS and search_seconds(args) and row["validation"] < best:
-                shown = report_row(trained, test, config, cache, state_ms)
+                costs = {"ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
+                shown = report_row(errors, test, config, cache) | costs
                 result["models"][name] = {"validation": row["validation"], "row": shown}
             save(path, result)
     first, *others = models

@@ -27,7 +27,7 @@ from bench.command import parse, parser_of
 from bench.entries import RESULTS, is_there, put, read
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
 from bench.rivals import Settings
-from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
+from bench.score import Split, by_lead, load, persistence, rollout, summary, trivial, with_cache
 from bench.search import Changes
 from bench.tune import MODELS, OURS, add_arguments, contestant, key_of, prepare
 from ups.common.files import value_hash
@@ -65,15 +65,11 @@ def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, A
     """Return whether all numbers stay finite, and the pooled error of the last frame of each horizon, with
     persistence.
     """
-    errors, _ = rollout(trained, split, batch_size)
-    still = Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
+    scores, _ = rollout(trained, split, batch_size)
     num_frames = split.truth.shape[1]
     marks = [num_frames * part // HORIZONS - 1 for part in range(1, HORIZONS + 1)]
-
-    def at(found: Errors) -> list[float]:
-        return [float(value) for value in found.pooled()[marks]]
-
-    return {"is_finite": bool(errors.error.isfinite().all()), "error": at(errors), "persistence": at(still)}
+    error, still = ([by_lead(one)[mark] for mark in marks] for one in (scores, persistence(split)))
+    return {"is_finite": bool(scores["rmse"].isfinite().all()), "error": error, "persistence": still}
 
 
 def row_of(

@@ -27,7 +27,7 @@ from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, best_error, tra
 from bench.entries import processor
 from bench.ours import fit_bases, train_ours
 from bench.rivals import KNOWN, Settings, settings_for
-from bench.score import Split, headline, rollout, with_cache
+from bench.score import Split, error_of, rollout, with_cache
 from bench.search import Changes, Trial, search
 from ups.common.files import value_hash
 from ups.config.command import DEFAULT_OVERLAY
@@ -91,8 +91,8 @@ def train_rival(
     """Train one baseline; its weights are selected on validation. more: of `train`."""
 
     def score(trained: Trained) -> float:
-        errors, _ = rollout(trained, val, config.evaluate.batch_size)
-        return float(headline(errors.moments(problem.is_steady).mean(0, keepdim=True), problem.is_steady)[0])
+        scores, _ = rollout(trained, val, config.evaluate.batch_size)
+        return error_of(scores, problem.is_steady)
 
     return train(problem, settings, budget, seed, score, CLOCKS[args.clock], args.device, enough, **more)
 

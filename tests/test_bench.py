@@ -16,10 +16,10 @@ from toy_codec import fit_codec
 from bench import baselines, compare, eleven, entries, record, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings
-from bench.score import Errors
 from bench.search import Trial, search
 from ups.config.load import load_config
 from ups.data.cache import Cache
+from ups.metrics import errors as metrics
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
 from ups_discovery.boundary import NO_FLUX, PERIODIC
@@ -181,7 +181,7 @@ def test_errors_by_hand():
     # two trajectories, one frame: mean squares 12.5 and 50
     truth = torch.tensor([[[[3.0, 4.0]]], [[[6.0, 8.0]]]])
     # mean squares of the error 25 and 0
-    errors = Errors.of(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
+    errors = metrics.score(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
     split = score.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
     row = score.summary(errors, split, False, 200)
     assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
@@ -191,7 +191,7 @@ def test_errors_by_hand():
     )
     assert row["by_parameter"] == {"1": pytest.approx(math.sqrt(2)), "2": 0.0}
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
-    twice = Errors(4 * errors.error, errors.truth)
+    twice = errors | {"rmse": 2 * errors["rmse"]}
     ratio = score.paired_ratio([twice], [errors, errors], split, True, 50)
     assert ratio["ratio"] == pytest.approx(2.0)
 
@@ -340,7 +340,7 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
     monkeypatch.setitem(tune.CLOCKS, "wall", lambda: next(ticks))
 
     def attempt(budget, error):
-        monkeypatch.setattr(tune, "headline", lambda *_: torch.tensor([error]))
+        monkeypatch.setattr(tune, "error_of", lambda *_: error)
         started.clear()
         record.main(["--task", "burgers1d", "--model", "fno", "--budget", str(budget)])
         return max(started)
