@@ -93,11 +93,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
             save(path, result)
     first, *others = models
     for name in models:
-        mine = [row for row in result["rows_printed"] if row["model"] == name]
-        values = {"mean over seeds": [row["error"] for row in mine]}
-        values |= {key: [row["by_parameter"][key] for row in mine] for key in mine[0]["by_parameter"]}
-        means = (f"{key} {number(sum(some) / len(some))}" for key, some in values.items())
-        print(f"{name}: {', '.join(means)}")
+        errors = [row["error"] for row in result["rows_printed"] if row["model"] == name]
+        print(f"{name}: mean over seeds {number(sum(errors) / len(errors))}")
     late = {row["model"] for row in result["rows_printed"] if row["seconds"] > TOLERANCE * args.budget}
     for name in others if search_seconds(args) else ():
         found = paired_ratio(scored[first], scored[name], test, is_steady, num_bootstrap)

@@ -134,11 +134,6 @@ def summary(scores: Scores, split: Split, is_steady: bool, num_bootstrap: int) -
     """Return the errors of one model on one split; `error` is the one that ranks it."""
     leads, of_frames = by_lead(scores), relative(scores)
     value, low, high = bootstrap(*ranking(scores, is_steady), Resamples(num_bootstrap, 0, split.groups))
-    by_parameter = {}
-    for key in sorted(set(map(tuple, split.parameters.tolist()))) if split.parameters.shape[1] else ():
-        rows = (split.parameters == torch.tensor(key, dtype=split.parameters.dtype)).all(1)
-        some = {name: values[rows] for name, values in scores.items()}
-        by_parameter[",".join(f"{v:g}" for v in key)] = error_of(some, is_steady)
     return {
         "error": float(value),
         "low": float(low),
@@ -148,7 +143,6 @@ def summary(scores: Scores, split: Split, is_steady: bool, num_bootstrap: int) -
         "median": float(of_frames.nanmedian()),
         "first_frame": leads[0],
         "last_frame": leads[-1],
-        "by_parameter": by_parameter,
     }
 
 

@@ -189,7 +189,6 @@ def test_errors_by_hand():
         row["nrmse"] == pytest.approx(math.sqrt(2) / 2)
         and score.summary(errors, split, True, 10)["error"] == row["nrmse"]
     )
-    assert row["by_parameter"] == {"1": pytest.approx(math.sqrt(2)), "2": 0.0}
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
     twice = errors | {"rmse": 2 * errors["rmse"]}
     ratio = score.paired_ratio([twice], [errors, errors], split, True, 50)
