@@ -268,21 +268,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scenario", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--budget", type=float, default=45.0, help="processor seconds of one thread")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--column", nargs="+", help="only these, such as full bare 'Res;26;8;relu'")
+    every = [*BASES, *dict.fromkeys(name for networks in NETWORKS.values() for name in networks)]
+    parser.add_argument("--column", nargs="+", choices=every, default=every)
     parser.add_argument("--own-steps", action="store_true", help=f"1D networks also by {OWN_STEPS} steps")
     parser.add_argument("--python", type=Path, help="an interpreter that has APEBench")
     args = parse(parser, argv)
-    known = dict.fromkeys(column for name in args.scenario for column in columns_of(name))
-    if unknown := [column for column in args.column or [] if column not in known]:
-        raise ValueError(
-            f"--column has {unknown[0]!r}; expected some of {', '.join(map(repr, known))}. Correct it."
-        )
     torch.set_num_threads(1)
     args.python = environment(args.python)
     for seed in args.seeds:
         for name in args.scenario:
             folder = made(name, args.python)
-            for column in [c for c in columns_of(name) if c in (args.column or columns_of(name))]:
+            for column in [one for one in columns_of(name) if one in args.column]:
                 run_column(name, column, seed, 0, folder, args)
                 if args.own_steps and column not in BASES and not SCENARIOS[name][1]:
                     run_column(name, column, seed, OWN_STEPS, folder, args)
