@@ -72,11 +72,11 @@ class Trained:
     of ours, by its base alone."""
 
     predict: Callable[[Tensor, Tensor, int], Tensor]
-    num_parameters: int
-    steps: int
-    step_ms: float
-    seconds: float
-    cpu_seconds: float = float("nan")
+    num_parameters: int = 0
+    steps: int = 0
+    step_ms: float = float("nan")
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
     skipped: int = 0
     history: list[dict] = dataclasses.field(default_factory=list)
     predict_base: Callable[[Tensor, Tensor, int], Tensor] | None = None
@@ -381,7 +381,7 @@ def train(
 
     def validate() -> dict[str, float]:
         net.eval()
-        error = score(Trained(trainer.predict, 0, 0, 0.0, 0.0))
+        error = score(Trained(trainer.predict))
         net.train()
         return {"val": error}
 

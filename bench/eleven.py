@@ -9,14 +9,13 @@ Every column is trained for the same processor time of one thread, with settings
 (bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all
 bases), fno, unet. Every result is written to bench/results/TASK.json at once, with the
 revision that made it; a result for the same data, seed, time, search and kind of processor is not computed
-again. Settings found on one kind of processor serve on another, but times of two kinds are never compared.
+again. Times of two kinds of processors are never compared.
 Long rollouts start from other states and cover three times the trained horizon.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 from typing import Any
 
@@ -24,12 +23,10 @@ import torch
 
 from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
-from bench.entries import RESULTS, is_there, put, read
+from bench.entries import RESULTS, is_there, put
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
-from bench.rivals import Settings
 from bench.score import Split, by_lead, load, persistence, rollout, summary, trivial, with_cache
-from bench.search import Changes
-from bench.tune import MODELS, OURS, add_arguments, contestant, key_of, prepare
+from bench.tune import MODELS, add_arguments, contestant, key_of, prepare
 from ups.common.files import value_hash
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -78,7 +75,7 @@ def row_of(
     """Return the record of one training."""
 
     def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
-        errors, _ = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
+        errors, _ = rollout(Trained(predict), test, config.evaluate.batch_size)
         return summary(errors, test, problem.is_steady, num_bootstrap)
 
     row = scored(trained.predict, config.evaluate.num_bootstrap)
@@ -112,15 +109,6 @@ def is_other_numerics(config: Config, task: str) -> bool:
     return task in NUMERICS and config.data.source == "user"
 
 
-def found_before(task: str, key: dict[str, Any]) -> Changes | None:
-    """Return the settings that a search found for a column with another seed or processor; None if there was
-    none, or of a rival none whose names are still those of settings.
-    """
-    apart, names = {"seed": 0, "processor": ""}, {field.name for field in dataclasses.fields(Settings)}
-    alike = (one["settings"] for one in read(task)["entries"] if one["key"] | apart == key | apart)
-    return next((one for one in alike if key["column"] in OURS or one.keys() <= names), None)
-
-
 def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
     """Train and score one column unless its result exists."""
     with_cache(config, task)
@@ -129,8 +117,7 @@ def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: i
         return
     problem, splits = load(config, task)
     model = contestant(column, config, problem, splits["val"], args)
-    if (settings := found_before(task, key)) is None:
-        settings = model.settings()
+    settings = model.settings()
     trained = model.train(settings, seed, args.budget)
     row = row_of(trained, splits["test"], long_split(config, task), problem, config)
     name, errors = trivial(problem, splits["test"])

@@ -152,7 +152,7 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
         "scales": SCALES,
         "trained_scales": TRAINED,
         "rows": {"train": len(problem.train), "test": NUM_TEST},
-        "persistence": errors_of(Trained(persistence, 0, 0, 0.0, 0.0)),
+        "persistence": errors_of(Trained(persistence)),
     }
     found = trained.costs() | {"settings": settings, "errors": errors_of(trained)}
     put(family, FOLDER, key, found, args.device, **facts)

@@ -29,6 +29,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from bench.baselines import Trained
 from bench.command import parse, parser_of, run_scripts
 from bench.entries import RESULTS, is_there, processor, put
 from bench.numerics import frames, means, solve
@@ -178,10 +179,10 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
     trained = train_ours(config, FAMILIES[family][2], args.budget, seed, modify=start)
     row: dict[str, Any] = {"steps": trained.steps, "validation": trained.history[-1]["val"]}
     for name, split in args.tests[family].items():
-        found = summary(rollout(trained, split, BATCH)[0], split, False, 1)
-        alone = argparse.Namespace(predict=trained.predict_base)
+        models = trained, Trained(trained.predict_base)
+        found, base = (summary(rollout(one, split, BATCH)[0], split, False, 1) for one in models)
         row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
-        row[name]["base"] = summary(rollout(alone, split, BATCH)[0], split, False, 1)["error"]
+        row[name]["base"] = base["error"]
     put(family, KEPT, key, {"row": row})
     print(family, json.dumps(key | row), flush=True)
 
