@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -205,44 +205,38 @@ def diffusion_sorption(wanted: Wanted) -> Tensor:
 # ---- waves in a gas and in shallow water -------------------------------------------------------------------
 
 
-class GasLaw:
-    """Primitive variables (density, pressure, V) and the flux of (density, energy, momentum)."""
+class Law(NamedTuple):
+    """Primitive and conserved variables, of which velocities and momenta are the last, from `first` on;
+    pressure and the square of the speed of sound as functions of primitive variables."""
 
-    conserved, primitive = staticmethod(gas.conserved), staticmethod(gas.primitive)
+    first: int
+    conserved: Callable[[Tensor], Tensor]
+    primitive: Callable[[Tensor], Tensor]
+    pressure: Callable[[Tensor], Tensor]
+    sound: Callable[[Tensor], Tensor]
 
-    @staticmethod
-    def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        velocity, pressure = fields[:, 2 + axis : 3 + axis], fields[:, 1]
-        flux = state * velocity
-        flux[:, 1] += pressure * velocity[:, 0]
-        flux[:, 2 + axis] += pressure
+    def flux(self, fields: Tensor, state: Tensor, axis: int) -> Tensor:
+        velocity, pressure = fields[:, self.first + axis], self.pressure(fields)
+        flux = state * velocity[:, None]
+        flux[:, 1 : self.first] += (pressure * velocity)[:, None]  # of the energy, if there is one
+        flux[:, self.first + axis] += pressure
         return flux
 
-    @staticmethod
-    def speed(fields: Tensor, axis: int) -> Tensor:
-        return (fields[:, 2 + axis].abs() + (gas.GAMMA * fields[:, 1] / fields[:, 0]).sqrt())[:, None]
+    def speed(self, fields: Tensor, axis: int) -> Tensor:
+        return (fields[:, self.first + axis].abs() + self.sound(fields).sqrt())[:, None]
 
 
-class WaterLaw:
-    """(h, u, v) and the flux of (h, h u, h v)."""
-
-    @staticmethod
-    def conserved(fields: Tensor) -> Tensor:
-        return torch.cat([fields[:, :1], fields[:, :1] * fields[:, 1:]], 1)
-
-    @staticmethod
-    def primitive(state: Tensor) -> Tensor:
-        return torch.cat([state[:, :1], state[:, 1:] / state[:, :1]], 1)
-
-    @staticmethod
-    def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        flux = state * fields[:, 1 + axis : 2 + axis]
-        flux[:, 1 + axis] += 0.5 * shallow_water.GRAVITY * fields[:, 0].square()
-        return flux
-
-    @staticmethod
-    def speed(fields: Tensor, axis: int) -> Tensor:
-        return (fields[:, 1 + axis].abs() + (shallow_water.GRAVITY * fields[:, 0]).sqrt())[:, None]
+GRAVITY = shallow_water.GRAVITY
+GAS = Law(  # (density, pressure, V), (density, energy, momentum)
+    2, gas.conserved, gas.primitive, lambda u: u[:, 1], lambda u: gas.GAMMA * u[:, 1] / u[:, 0]
+)
+WATER = Law(  # (h, u, v), (h, h u, h v)
+    1,
+    lambda u: torch.cat([u[:, :1], u[:, :1] * u[:, 1:]], 1),
+    lambda u: torch.cat([u[:, :1], u[:, 1:] / u[:, :1]], 1),
+    lambda u: 0.5 * GRAVITY * u[:, 0].square(),
+    lambda u: GRAVITY * u[:, 0],
+)
 
 
 def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
@@ -257,7 +251,7 @@ def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
 
 def waves(
     fields: Tensor,
-    law: type[GasLaw] | type[WaterLaw],
+    law: Law,
     *,
     width: float,
     is_periodic: bool,
@@ -323,7 +317,7 @@ def compressible(start: Callable[..., Tensor], ndim: int, side: float, wanted: W
     cells = finer * wanted.resolution
     fields = torch.stack([start(stream, cells) for stream in wanted.starts(random_stream)]).float()
     of_gas = {"width": side / cells, "is_periodic": True, "viscosity": wanted.parameter}
-    found = waves(fields, GasLaw, dt=wanted.dt, num_frames=wanted.num_frames, **of_gas)
+    found = waves(fields, GAS, dt=wanted.dt, num_frames=wanted.num_frames, **of_gas)
     return torch.stack([gas.primitive(means(gas.conserved(part), finer, ndim)) for part in found], 1)
 
 
@@ -332,7 +326,7 @@ def water(wanted: Wanted) -> Tensor:
     cells, radii = 2 * wanted.resolution, wanted.starts(shallow_water.sample_radius)
     fields = torch.stack([shallow_water.dam(radius, cells) for radius in radii]).float()
     of_lake = {"width": 0.5 * shallow_water.SIDE / wanted.resolution, "is_periodic": False}
-    found = waves(fields, WaterLaw, dt=wanted.dt, num_frames=wanted.num_frames, **of_lake)
+    found = waves(fields, WATER, dt=wanted.dt, num_frames=wanted.num_frames, **of_lake)
     return torch.stack([means(part[:, :1], 2, 2) for part in found], 1)
 
 

@@ -73,19 +73,19 @@ def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
     still = torch.ones(1, 4, 8, 8)
     still[:, 2:] = 0
     *_, last = numerics.waves(
-        still, numerics.GasLaw, width=0.1, is_periodic=True, dt=0.1, num_frames=2, viscosity=0.1
+        still, numerics.GAS, width=0.1, is_periodic=True, dt=0.1, num_frames=2, viscosity=0.1
     )
     torch.testing.assert_close(last, still)
     shear = still[..., :1].repeat(1, 1, 1, 32)  # rub alone acts: V_x = sin(2 pi y) decays by exp(-eta k^2 t)
     shear[:, 2] = 1e-3 * torch.sin(2 * math.pi * (torch.arange(32) + 0.5) / 32)
     *_, last = numerics.waves(
-        shear, numerics.GasLaw, width=1 / 32, is_periodic=True, dt=0.2, num_frames=2, viscosity=0.1
+        shear, numerics.GAS, width=1 / 32, is_periodic=True, dt=0.2, num_frames=2, viscosity=0.1
     )
     assert float(last[0, 2].abs().max() / 1e-3) == pytest.approx(
         math.exp(-0.1 * 4 * math.pi**2 * 0.2), rel=0.05
     )
     *_, last = numerics.waves(
-        still[:, 1:], numerics.WaterLaw, width=0.1, is_periodic=False, dt=0.1, num_frames=2
+        still[:, 1:], numerics.WATER, width=0.1, is_periodic=False, dt=0.1, num_frames=2
     )
     torch.testing.assert_close(last, still[:, 1:])
 
