@@ -205,7 +205,7 @@ def updates_of(config: Config, operator: Operator, rows: int, is_replayed: bool 
     return updates
 
 
-def made(
+def prepared(
     config: Config, name: str, rows: int, device: torch.device, is_replayed: bool = True
 ) -> tuple[Operator, Updates]:
     """Return the operator of a task with its last base, and its updates."""
@@ -243,7 +243,7 @@ def updates(options: argparse.Namespace) -> Iterator[Row]:
         times: dict[tuple, float] = {}
         for rows in options.rows:
             for is_replayed in (False, True):
-                operator, one = made(config, name, rows, options.device, is_replayed)
+                operator, one = prepared(config, name, rows, options.device, is_replayed)
                 seconds = times_of(one, losses_of(operator, name, rows), name, options.steps)
                 times[rows, "replayed" if was_replayed(one) else "eager"] = statistics.median(seconds)
         for rows in options.rows:
@@ -276,7 +276,7 @@ def curve(options: argparse.Namespace) -> Iterator[Row]:
         found, weights = [], []
         for is_replayed in (False, True):
             torch.manual_seed(0)
-            operator, one = made(config, name, options.rows[0], options.device, is_replayed)
+            operator, one = prepared(config, name, options.rows[0], options.device, is_replayed)
             losses = losses_of(operator, name, options.rows[0], num=8)
             steps = range(WARM_UP + 2 * options.steps)
             found.append([one.update(losses[step % 8], options.rows[0], only=name).loss for step in steps])
@@ -297,7 +297,7 @@ def sizes(options: argparse.Namespace) -> Iterator[Row]:
     best, _ = peaks(device, computed("bf16", device))
     for name, rows, settings in TINY_SIZES if options.tiny else SIZES:
         config = load_config(ROOT / "configs" / f"{name_of_config}.yaml", settings)
-        operator, one = made(config, name, rows, options.device)
+        operator, one = prepared(config, name, rows, options.device)
         pass_of = partial(one._backward, *losses_of(operator, name, rows), rows)
         with FlopCounterMode(display=False) as counter:
             pass_of()
