@@ -46,6 +46,7 @@ SCALES, MIDDLE = (0.25, 0.5, 1.0, 2.0, 4.0), 2
 TRAINED = tuple(np.geomspace(2**-0.5, 2**0.5, 20).tolist())
 SEED, NUM_STARTS, NUM_TEST, NUM_FRAMES = 36, 160, 16, 21
 BATCH = 64
+Tests = dict[tuple[int, int], Split]  # (index of scale, index of wave number) -> test trajectories
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,8 @@ def training_config(family: str, parent: Path) -> Path:
 
 
 @cache
-def cells(family: str) -> dict[tuple[int, int], Split]:
-    """Return (index of scale, index of wave number) -> its test trajectories, whose starts no model has
-    seen.
-    """
+def cells(family: str) -> Tests:
+    """Return test trajectories, whose starts no model has seen."""
     facts, indices, out = FAMILIES[family], range(NUM_STARTS, NUM_STARTS + NUM_TEST), {}
     for (row, scale), (column, modes) in itertools.product(enumerate(SCALES), enumerate(facts.num_modes)):
         u = facts.solutions(indices, modes, scale)
@@ -123,9 +122,9 @@ def cells(family: str) -> dict[tuple[int, int], Split]:
     return out
 
 
-def errors_on(family: str, scores_of: Callable[[Split], Scores]) -> list[list[float]]:
+def errors_on(tests: Tests, scores_of: Callable[[Split], Scores]) -> list[list[float]]:
     """Return the errors [scale][wave number]."""
-    found = [error_of(scores_of(split), False) for _, split in sorted(cells(family).items())]
+    found = [error_of(scores_of(split), False) for _, split in sorted(tests.items())]
     return np.reshape(found, (len(SCALES), -1)).tolist()
 
 
@@ -145,9 +144,9 @@ def evaluate(args: argparse.Namespace, column: str, seed: int) -> None:
         "scales": SCALES,
         "trained_scales": TRAINED,
         "rows": {"train": len(problem.train), "test": NUM_TEST},
-        "persistence": errors_on(family, persistence),
+        "persistence": errors_on(cells(family), persistence),
     }
-    errors = errors_on(family, lambda split: rollout(trained, split, BATCH)[0])
+    errors = errors_on(cells(family), lambda split: rollout(trained, split, BATCH)[0])
     found = trained.costs() | {"settings": settings, "errors": errors}
     put(family, FOLDER, key, found, args.device, **facts)
     shown = np.array_str(np.array(errors), precision=3)
