@@ -9,11 +9,10 @@ bench/out/apebench-env unless --python names one. It generates the data, 50 traj
 and 30 of 201 to test, with its seeds, and trains its networks by its own code (bench/apebench_jax.py). Its
 reference takes one ETDRK2 step per frame in most scenarios: the data solve that scheme, not the PDE.
 
-Columns: full (all usual bases of user data; the row has the base alone, too), bare (base: persistence),
-correction (base: APEBench's coarse solver, bench/apebench_coarse.py), its networks, and its networks on top
-of the same solver (correct;sequential). Our operator has 45 of the 50 trajectories and selects weights on the
-others; the networks have all. Error: mean nRMSE of rollouts from the first frame, geometric mean over the
-first 100 steps. Every result goes to bench/results/apebench/SCENARIO.json at once and is not computed again.
+Columns: full (all usual bases of user data; the row has the base alone, too), bare (base: persistence), and
+its networks. Our operator has 45 of the 50 trajectories and selects weights on the others; the networks have
+all. Error: mean nRMSE of rollouts from the first frame, geometric mean over the first 100 steps. Every result
+goes to bench/results/apebench/SCENARIO.json at once and is not computed again.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import time
 import venv
 from collections.abc import Sequence
@@ -34,34 +32,33 @@ import numpy as np
 import torch
 import yaml
 
-from bench.apebench_coarse import DIFFICULTIES, advance
 from bench.baselines import Trained
 from bench.command import parse, parser_of
-from bench.eleven import described, has, processor, put, read
+from bench.entries import RESULTS as KEPT
+from bench.entries import is_there, processor, put
 from bench.ours import train_ours
 from bench.score import with_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 
-OUT, RESULTS = ROOT / "bench" / "out" / "apebench", ROOT / "bench" / "results" / "apebench"
+OUT, RESULTS = ROOT / "bench" / "out" / "apebench", KEPT / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
 SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
-SAME = 1e-5  # largest difference of one step; 1.6e-7 in single precision on five scenarios
 # glibc gives large arrays back to the kernel after every step; kept, a U-Net in 2D takes 0.7 of the time
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36), "MALLOC_ARENA_MAX": "1"}
 NETWORKS = {1: ("Res;26;8;relu", "Dil;2;32;2;relu", "FNO;12;18;4;gelu")}
 NETWORKS[2] = ("FNO;12;18;4;gelu", "UNet;12;2;relu", "Res;26;8;relu")
-# scenario -> APEBench's name, settings, symmetries; 1D with 160 cells
+LINES = ("adv", "diff", "adv_diff", "disp", "hyp_diff", "burgers", "kdv", "ks", "ks_cons", "fisher")
 SMALL = {"num_spatial_dims": 2, "num_points": 48}
+# scenario -> APEBench's name, settings, symmetries; 1D with 160 cells
 SCENARIOS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    **{name: (f"diff_{name}", {}, ["shift"]) for name in DIFFICULTIES},
+    **{name: (f"diff_{name}", {}, ["shift"]) for name in LINES},
     "decay_turb": ("phy_decay_turb", SMALL, ["shift"]),
     "kolm_flow": ("phy_kolm_flow", SMALL, ["shift_x"]),  # its forcing varies along y
     "gs": ("phy_gs", SMALL, ["shift"]),
     "gs_03": ("phy_gs", SMALL | {"domain_extent": 0.3}, ["shift"]),
 }
-CORRECTED = ("adv", "diff", "burgers", "kdv")
 BASES: dict[str, Any] = {"full": [], "bare": ["persistence"]}
 
 
@@ -115,16 +112,14 @@ def environment(python: Path | None, module: str = "apebench", packages: Sequenc
     return python
 
 
-def call(
-    python: Path, command: str, request: dict[str, Any], out: Path, script: str = "apebench_jax.py"
-) -> dict[str, np.ndarray]:
-    """Return what a command of a script of bench/ writes; one thread."""
+def call(python: Path, command: str, request: dict[str, Any], out: Path) -> dict[str, np.ndarray]:
+    """Return what a command of bench/apebench_jax.py writes; one thread."""
     asked = out.with_suffix(".json")
     asked.write_text(json.dumps(request), encoding="utf-8")
     one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": one_thread, "OMP_NUM_THREADS": "1"}
     environ |= KEEPS_MEMORY | {"PYTHONPATH": str(ROOT)}
-    path, partial = Path(__file__).with_name(script), out.with_suffix(".partial.npz")
+    path, partial = Path(__file__).with_name("apebench_jax.py"), out.with_suffix(".partial.npz")
     # -P: not the folder of the script, where this file has the name of the package
     subprocess.run([python, "-P", path, command, asked, partial], check=True, env=environ)
     partial.replace(out)
@@ -184,10 +179,8 @@ def task_of(name: str) -> str:
 
 
 def columns_of(name: str) -> list[str]:
-    """Return the columns of a scenario. A network that corrects is `correct NETWORK`."""
-    networks = NETWORKS[SCENARIOS[name][1].get("num_spatial_dims", 1)]
-    columns = [*BASES, *networks]
-    return [*columns, "correction", *(f"correct {net}" for net in networks)] if name in CORRECTED else columns
+    """Return the columns of a scenario."""
+    return [*BASES, *NETWORKS[SCENARIOS[name][1].get("num_spatial_dims", 1)]]
 
 
 @torch.no_grad()
@@ -198,22 +191,8 @@ def forecast_error(predict: Any, test: np.ndarray) -> dict[str, Any]:
     return summary(mean_nrmse(pred.numpy(), test[:, 1:]))
 
 
-def check_solver(name: str, test: np.ndarray) -> None:
-    """Raise ValueError unless a whole step of bench/apebench_coarse.py makes APEBench's frames."""
-    error = mean_nrmse(advance(test[:, :1], name, 1.0), test[:, 1:2])[0]
-    if not error < SAME:
-        raise ValueError(
-            f"a step of {name} by bench/apebench_coarse.py is {error:.2g} from APEBench's next frame; "
-            f"expected less than {SAME:g}. Its equation or scheme has changed: compare DIFFICULTIES "
-            f"and `advance`."
-        )
-
-
 def ours(name: str, column: str, folder: Path, test: np.ndarray, seed: int, args: Any) -> dict[str, Any]:
-    base = {"solver": f"bench.apebench_coarse:{name}"} if column == "correction" else BASES[column]
-    if column == "correction":
-        check_solver(name, test)
-    config = config_of(name, folder, base, args.overrides)
+    config = config_of(name, folder, BASES[column], args.overrides)
     trained: Trained = train_ours(config, task_of(name), args.budget, seed)
     row = forecast_error(trained.predict, test)
     alone = forecast_error(trained.predict_base, test)["error"]
@@ -229,8 +208,7 @@ def network(
     request = {
         "scenario": kind,
         "settings": settings,
-        "network": column.removeprefix("correct "),
-        "task": "correct;sequential" if column.startswith("correct ") else "predict",
+        "network": column,
         "seed": seed,
         "steps": steps,
         "seconds": args.budget,
@@ -258,7 +236,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
     """Train and score one column unless its result exists. steps: of a network, 0 for those that fit."""
     with np.load(folder / "data.npz") as data:
         digest, test = hashlib.sha256(data["train"].tobytes()).hexdigest()[:16], data["test"]
-    is_ours = column in (*BASES, "correction")
+    is_ours = column in BASES
     key = {
         "column": column,
         "seed": seed,
@@ -268,8 +246,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
         "processor": processor("cpu"),
         "overrides": args.overrides if is_ours else [],
     }
-    if has(read(name, RESULTS), key):
-        print(f"{name} {column} seed {seed}: there", flush=True)
+    if is_there(name, RESULTS, key):
         return
     if is_ours:
         row = ours(name, column, folder, test, seed, args)
@@ -278,7 +255,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
     scenario, settings = SCENARIOS[name][:2]
     facts = {"persistence": summary(still)["error"], "scenario": scenario, "settings": settings}
-    put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)}, **facts)
+    put(name, RESULTS, key, {"row": row}, **facts)
     print(
         f"{name} {column} seed {seed}: {row['error']:.3g}, {row['steps']} steps in {row['seconds']:.0f} s, "
         f"{time.strftime('%H:%M')}",
@@ -287,30 +264,23 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__)
     parser.add_argument("--scenario", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--budget", type=float, default=45.0, help="processor seconds of one thread")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--column", nargs="+", help="only these, such as full bare 'Res;26;8;relu'")
+    every = [*BASES, *dict.fromkeys(name for networks in NETWORKS.values() for name in networks)]
+    parser.add_argument("--column", nargs="+", choices=every, default=every)
     parser.add_argument("--own-steps", action="store_true", help=f"1D networks also by {OWN_STEPS} steps")
     parser.add_argument("--python", type=Path, help="an interpreter that has APEBench")
     args = parse(parser, argv)
-    known = dict.fromkeys(column for name in args.scenario for column in columns_of(name))
-    if unknown := [column for column in args.column or [] if column not in known]:
-        raise ValueError(
-            f"--column has {unknown[0]!r}; expected some of {', '.join(map(repr, known))}. Correct it."
-        )
-    args.command = ["python", "-m", "bench.apebench", *argv]
     torch.set_num_threads(1)
     args.python = environment(args.python)
     for seed in args.seeds:
         for name in args.scenario:
             folder = made(name, args.python)
-            for column in [c for c in columns_of(name) if c in (args.column or columns_of(name))]:
+            for column in [one for one in columns_of(name) if one in args.column]:
                 run_column(name, column, seed, 0, folder, args)
-                is_network = column not in (*BASES, "correction")
-                if args.own_steps and is_network and not SCENARIOS[name][1]:
+                if args.own_steps and column not in BASES and not SCENARIOS[name][1]:
                     run_column(name, column, seed, OWN_STEPS, folder, args)
 
 

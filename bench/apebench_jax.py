@@ -3,7 +3,7 @@
     python apebench_jax.py data REQUEST.json OUT.npz    # train, test: (trajectory, time, channel, *space)
     python apebench_jax.py train REQUEST.json OUT.npz   # errors (200,) of the rollout from test[:, 0]
 
-REQUEST has the scenario, its settings, network, task, seed, and steps or seconds. A training of some seconds
+REQUEST has the scenario, its settings, network, seed, and steps or seconds. A training of some seconds
 takes as many steps as a short run shows to fit; the learning rate rises over the first fifth and then falls,
 as in APEBench's 10,000 steps. Compilation is not charged. The network, loss, batches, optimizer and metric
 are APEBench's.
@@ -12,7 +12,6 @@ are APEBench's.
 import json
 import sys
 import time
-from collections.abc import Callable
 
 import apebench
 import equinox as eqx
@@ -22,18 +21,6 @@ import numpy as np
 import trainax as tx
 
 WARM, TIMED = 5, 40  # steps of the short run: not timed, timed
-
-
-class Corrected(eqx.Module):
-    """A network after a fixed coarse solver: APEBench's `CorrectedStepper` in mode sequential, which current
-    versions of JAX and Equinox refuse. The solver is a function, so that its arrays are no weights.
-    """
-
-    solver: Callable[[jax.Array], jax.Array]
-    network: eqx.Module
-
-    def __call__(self, u: jax.Array) -> jax.Array:
-        return self.network(self.solver(u))
 
 
 def scenario_of(request: dict, steps: int = 10_000):
@@ -57,9 +44,6 @@ def fit(request: dict, train: np.ndarray, steps: int) -> tuple[eqx.Module, float
     init_key, shuffle_key = jax.random.split(jax.random.PRNGKey(request["seed"]), 2)
     stepper = scenario.get_network(request["network"], init_key)
     weights = sum(part.size for part in jax.tree.leaves(eqx.filter(stepper, eqx.is_inexact_array)))
-    if request["task"] == "correct;sequential":
-        coarse = scenario.get_coarse_stepper()
-        stepper = Corrected(lambda u: coarse(u), stepper)
 
     def mark(update: int, model: eqx.Module, batch: jax.Array) -> None:
         if update == WARM:

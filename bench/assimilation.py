@@ -28,6 +28,7 @@ from ups_solvers.initial import random_stream
 from ups_solvers.kuramoto import evolve, start
 
 LENGTH, CELLS, EVERY, NOISE = 32 * math.pi, 128, 1.0, 1.0
+FILMS, NUM_FRAMES, DT = 20, 61, 0.25  # to train
 # members: radius, inflation
 SETTINGS = {6: (30.0, 1.06), 16: (50.0, 1.02)}
 SECTION = {"base": ["persistence", "equation"], "cut": 21}  # frames of a validated forecast
@@ -43,40 +44,29 @@ class Exact:
 
     tasks = {"ks": {"fields": ["u"], "grid": [CELLS], "boundary": PERIODIC, "domain": [0.0, LENGTH]}}
 
-    def __init__(self, dt: float):
-        self.dt = dt
-
     def forecast(self, task: str, u: Tensor, parameters: None, num_frames: int) -> Tensor:
         modes = torch.fft.rfft(u[:, -1, 0].double(), norm="forward")
-        return values(evolve(modes, LENGTH, self.dt, num_frames))[:, :, None].to(u)
+        return values(evolve(modes, LENGTH, DT, num_frames))[:, :, None].to(u)
 
 
-def trained(folder: Path, dt: float, films: int, num_frames: int, options: list[str]) -> ups.Forecaster:
+def trained(folder: Path, options: list[str]) -> ups.Forecaster:
     """A run on films of the solver."""
     run = folder / "run"
     if not (run / "operator" / "done.json").is_file():
-        modes = start([random_stream(1, index) for index in range(films)], CELLS, LENGTH)
-        u = values(torch.cat([modes[:, None], evolve(modes, LENGTH, dt, num_frames - 1)], 1))
+        modes = start([random_stream(1, index) for index in range(FILMS)], CELLS, LENGTH)
+        u = values(torch.cat([modes[:, None], evolve(modes, LENGTH, DT, NUM_FRAMES - 1)], 1))
         write(folder / "ks.npz", {"u": u.numpy()})
-        config = write_config(folder / "ks.npz", CONFIG, "ks", dt, domain=(0.0, LENGTH), settings=SECTION)
+        config = write_config(folder / "ks.npz", CONFIG, "ks", DT, domain=(0.0, LENGTH), settings=SECTION)
         options = [f"run.root={folder}", "run.name=run", *options]
         run_scripts(config, options, "prepare_cache", "train_operator")
     return ups.load(run)
 
 
-def scored(
-    model, truth: Tensor, first: Tensor, y: Tensor, every: int, radius: float, inflation: float
-) -> tuple:
+def scored(model, truth: Tensor, first: Tensor, y: Tensor, radius: float, inflation: float) -> tuple:
     """(RMS error of the analysis, RMS spread) after the burn-in."""
-    frames = [every * (1 + number) for number in range(len(y))]
-    found = ups.assimilate(
-        model,
-        "ks",
-        first,
-        {"frames": frames, "values": y, "noise": NOISE},
-        radius=radius,
-        inflation=inflation,
-    )
+    frames = [round(EVERY / DT) * (1 + number) for number in range(len(y))]
+    given = {"frames": frames, "values": y, "noise": NOISE}
+    found = ups.assimilate(model, "ks", first, given, radius=radius, inflation=inflation)
     late = slice(int(BURN_IN * len(y)), None)
     rms = (found.mean - truth)[late].square().mean((1, 2)).sqrt().mean()
     return float(rms), float(found.spread[late].square().mean((1, 2)).sqrt().mean())
@@ -86,14 +76,11 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the films and the run")
     parser.add_argument("--cycles", type=int, default=1000)
-    parser.add_argument("--dt", type=float, default=0.25)
-    parser.add_argument("--films", type=int, default=20)
-    parser.add_argument("--frames", type=int, default=61)
     parser.add_argument("options", nargs="*", help="of training")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.process_time()
-    model = trained(options.folder, options.dt, options.films, options.frames, options.options)
+    model = trained(options.folder, options.options)
     modes = start([random_stream(2, 0)], CELLS, LENGTH)
     truth = values(evolve(modes, LENGTH, EVERY, options.cycles))[0, :, None]
     source = generator(3, "observations")
@@ -101,10 +88,9 @@ def main() -> int:
     rows = []
     for members, (radius, inflation) in SETTINGS.items():
         first = values(modes)[:, None] + torch.randn(members, 1, CELLS, generator=source, dtype=torch.float64)
-        for name, one in (("exact", Exact(options.dt)), ("UPS", model)):
+        for name, one in (("exact", Exact()), ("UPS", model)):
             begin = time.process_time()
-            every = round(EVERY / options.dt)
-            rms, spread = scored(one, truth, first.float(), y, every, radius, inflation)
+            rms, spread = scored(one, truth, first.float(), y, radius, inflation)
             seconds = time.process_time() - begin
             rows.append([str(members), name, f"{rms:.4f}", f"{spread:.4f}", f"{seconds:.0f}"])
             print(rows[-1], flush=True)

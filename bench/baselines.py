@@ -9,11 +9,13 @@ are normalised and channels-last, (batch, *space, channel), unless stated otherw
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ from ups.models.rollout import rollout
 from ups_discovery.boundary import PERIODIC, along
 
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change
+WARM_UP, DECAY_START = 0.02, 0.3  # fractions of the budget: the rate rises until, and falls to zero from
+WEIGHT_DECAY = 1e-4
 CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which validation may select the weights
 
 
@@ -68,14 +72,27 @@ class Trained:
     of ours, by its base alone."""
 
     predict: Callable[[Tensor, Tensor, int], Tensor]
-    num_parameters: int
-    steps: int
-    step_ms: float
-    seconds: float
-    cpu_seconds: float = float("nan")
+    num_parameters: int = 0
+    steps: int = 0
+    step_ms: float = float("nan")
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
     skipped: int = 0
     history: list[dict] = dataclasses.field(default_factory=list)
     predict_base: Callable[[Tensor, Tensor, int], Tensor] | None = None
+
+    def costs(self) -> dict[str, Any]:
+        """Return what is kept of a training beside its scores. validation: at its end, inf if it diverged."""
+        found = {name: getattr(self, name) for name in COSTS}
+        return found | {"validation": best_error(self)}
+
+
+COSTS = ("num_parameters", "steps", "step_ms", "seconds", "cpu_seconds", "skipped")
+
+
+def best_error(run: Trained) -> float:
+    """Return the validation error at the end of a training; inf if it diverged."""
+    return min(point["val"] if math.isfinite(point["val"]) else math.inf for point in run.history)
 
 
 def channels_last(u: Tensor, ndim: int) -> Tensor:
@@ -116,27 +133,84 @@ CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
 class Stopwatch:
-    """Seconds of `clock` since the start, without the time inside a `with` of it."""
+    """Seconds of `clock`, and processor seconds of all threads, without the time inside a `with` of it."""
 
     def __init__(self, clock: Callable[[], float]):
-        self.clock, self.start, self.excluded = clock, clock(), 0.0
+        self.clocks = clock, time.process_time
+        self.start = [read() for read in self.clocks]
 
     def __call__(self) -> float:
-        return self.clock() - self.start - self.excluded
+        return self.clocks[0]() - self.start[0]
+
+    def cpu(self) -> float:
+        return self.clocks[1]() - self.start[1]
 
     def __enter__(self) -> Stopwatch:
-        self.entered = self.clock()
+        self.entered = [read() for read in self.clocks]
         return self
 
     def __exit__(self, *_) -> None:
-        self.excluded += self.clock() - self.entered
+        pairs = zip(self.start, self.clocks, self.entered, strict=True)
+        self.start = [start + read() - entered for start, read, entered in pairs]
+
+
+class Training:
+    """A training that ends before the first step that would not fit into its budget of seconds, and the
+    weights that validation prefers of those at the CHECKPOINTS and at the end. Validation is not timed.
+
+    validate: returns the error, lower is better, and what else of it is kept. snapshot: a copy of the
+    weights. enough: an error that ends the training.
+    """
+
+    def __init__(
+        self,
+        budget_seconds: float,
+        watch: Stopwatch,
+        validate: Callable[[], dict[str, float]],
+        snapshot: Callable[[], Any],
+        enough: float = -math.inf,
+    ):
+        self.budget, self.watch = budget_seconds, watch
+        self.validate, self.snapshot, self.enough = validate, snapshot, enough
+        self.times: list[float] = []
+        self.history: list[dict[str, float]] = []
+        self.error, self.weights = math.inf, None
+
+    def shares(self, is_done: bool = False) -> Iterator[float]:
+        """Yield the spent fraction of the budget before every step. is_done: there is nothing to train."""
+        due = list(CHECKPOINTS)
+        while not is_done:
+            begun = self.watch()
+            if begun + max(self.times[-5:], default=0.0) > self.budget:
+                break
+            if due and begun >= due[0] * self.budget:
+                self.look(due.pop(0))
+                if self.error <= self.enough:
+                    return
+            yield begun / self.budget
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.times.append(self.watch() - begun)
+        self.look(1.0)
+
+    def look(self, share: float) -> None:
+        with self.watch:
+            found = self.validate()
+            self.history.append({"share": share, "steps": len(self.times), **found})
+            error = found["val"] if math.isfinite(found["val"]) else math.inf
+            if self.weights is None or error < self.error:
+                self.error, self.weights = error, self.snapshot()
+
+    def trained(self, predict: Callable[..., Tensor], num_parameters: int, **more: Any) -> Trained:
+        step_ms = 1e3 * sorted(self.times)[len(self.times) // 2] if self.times else float("nan")
+        spent = step_ms, self.watch(), self.watch.cpu()
+        return Trained(predict, num_parameters, len(self.times), *spent, history=self.history, **more)
 
 
 def learning_rate(share: float, settings: Settings) -> float:
     """Return the learning rate at a fraction of the budget: linear warm-up, constant, linear to zero."""
-    warm = min(1.0, share / settings.warmup) if settings.warmup else 1.0
-    fall = min(1.0, (1.0 - share) / (1.0 - settings.decay_start))
-    return settings.lr * min(warm, max(fall, 0.0))
+    fall = min(1.0, (1.0 - share) / (1.0 - DECAY_START))
+    return settings.lr * min(1.0, share / WARM_UP, max(fall, 0.0))
 
 
 class Trainer:
@@ -187,22 +261,14 @@ class Trainer:
         ).to(self.device)
         is_real = all(x.is_floating_point() for x in self.net.parameters())  # fused updates are for such
         self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=s.lr, weight_decay=s.weight_decay, betas=(0.9, 0.95), fused=is_real
+            self.net.parameters(), lr=s.lr, weight_decay=WEIGHT_DECAY, betas=(0.9, 0.95), fused=is_real
         )
-        self.average = [x.detach().clone() for x in self.net.parameters()] if s.ema else []
         self.skipped = 0
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(x.numel() for x in self.net.parameters())
-
-    def autocast(self) -> torch.autocast:
-        return autocast(self.settings.precision, self.device)
 
     def advance(self, window: Tensor, parameters: Tensor) -> Tensor:
         """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds
         the coefficient."""
-        with self.autocast():
+        with autocast("bf16", self.device):
             y = self.net(window.movedim(1, -2).flatten(-2), parameters)
         if self.problem.is_steady:
             return y.float()
@@ -226,7 +292,7 @@ class Trainer:
             )
             frames = starts[:, None] + torch.arange(length)
             ends = along(p.boundary, p.ndim)
-            if s.augment and PERIODIC in ends:
+            if PERIODIC in ends:
                 index = [rows.view(-1, 1, *[1] * p.ndim), frames.view(*frames.shape, *[1] * p.ndim)]
                 for axis, size in enumerate(self.u.shape[2:-1]):
                     shift = torch.randint(
@@ -239,7 +305,7 @@ class Trainer:
             index = tuple(i.to(self.device) for i in index)
             chosen = self.u[index]
             window, targets = chosen[:, : s.history], chosen[:, s.history :]
-        if s.augment and p.symmetry is not None:
+        if p.symmetry is not None:
             move = p.symmetry(self.random)
             window, targets = (move(u.movedim(-1, 2)).movedim(2, -1) for u in (window, targets))
         return window, targets, self.parameters[rows.to(self.device)]
@@ -279,17 +345,6 @@ class Trainer:
             self.skipped += 1
             return
         self.optimizer.step()
-        if self.average:
-            torch._foreach_lerp_(self.average, [x.detach() for x in self.net.parameters()], 1 - s.ema)
-
-    def weights(self) -> list[Tensor]:
-        """Return a copy of the weights for validation: the averaged ones if `ema` is set."""
-        return [x.detach().clone() for x in (self.average or self.net.parameters())]
-
-    @torch.no_grad()
-    def load(self, weights: list[Tensor]) -> None:
-        for parameter, value in zip(self.net.parameters(), weights, strict=True):
-            parameter.copy_(value)
 
     @torch.no_grad()
     def predict(self, given: Tensor, parameters: Tensor, num_steps: int) -> Tensor:
@@ -309,7 +364,7 @@ def train(
     settings: Settings,
     budget_seconds: float,
     seed: int,
-    score: Callable[[Trained], float] | None = None,
+    score: Callable[[Trained], float],
     clock: Callable[[], float] = time.process_time,
     device: str = "cpu",
     enough: float = -math.inf,
@@ -317,51 +372,25 @@ def train(
 ) -> Trained:
     """Train one baseline for `budget_seconds` of `clock` and return it with the weights that `score` (of the
     validation rows, lower is better; not counted in the budget) prefers among those at the CHECKPOINTS and
-    the end; without it, the last.
+    the end.
 
     Normalising the data and building the network come before the budget; it ends before a step that would not
     fit, and where validation finds an error of at most `enough`."""
     trainer = Trainer(problem, settings, seed, device, network)
-    watch = Stopwatch(clock)
-    cpu_start = time.process_time()
-    result = Trained(trainer.predict, trainer.num_parameters, 0, 0.0, 0.0)
-    due, durations, best, cpu_excluded = list(CHECKPOINTS), [], None, 0.0
+    net = trainer.net
 
-    def validate(share: float) -> None:
-        nonlocal best, cpu_excluded
-        before, training = time.process_time(), [x.detach().clone() for x in trainer.net.parameters()]
-        with watch:
-            weights = trainer.weights()
-            trainer.load(weights)
-            trainer.net.eval()
-            error = score(result)
-            trainer.net.train()
-            trainer.load(training)
-        cpu_excluded += time.process_time() - before
-        result.history.append({"share": share, "steps": result.steps, "val": error})
-        if best is None or not best[0] <= error:
-            best = (error, weights)
+    def validate() -> dict[str, float]:
+        net.eval()
+        error = score(Trained(trainer.predict))
+        net.train()
+        return {"val": error}
 
-    while True:
-        begin = watch()
-        if begin + (max(durations[-5:]) if durations else 0.0) > budget_seconds:
-            break
-        if due and score is not None and begin >= due[0] * budget_seconds:
-            validate(due.pop(0))
-            if best[0] <= enough:
-                break
-        trainer.step(begin / budget_seconds)
-        result.steps += 1
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize()
-        durations.append(watch() - begin)
-    result.seconds, result.cpu_seconds = watch(), time.process_time() - cpu_start - cpu_excluded
-    result.step_ms, result.skipped = (
-        1e3 * sorted(durations)[len(durations) // 2] if durations else float("nan"),
-        trainer.skipped,
+    training = Training(
+        budget_seconds, Stopwatch(clock), validate, lambda: copy.deepcopy(net.state_dict()), enough
     )
-    if score is not None:
-        validate(1.0)
-    trainer.load(best[1] if best else trainer.weights())
-    trainer.net.eval()
-    return result
+    for share in training.shares():
+        trainer.step(share)
+    net.load_state_dict(training.weights)
+    net.eval()
+    num_parameters = sum(x.numel() for x in net.parameters())
+    return training.trained(trainer.predict, num_parameters, skipped=trainer.skipped)

@@ -16,221 +16,100 @@ selected on validation rollouts; all printed numbers are on test. Errors: bench/
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.baselines import Problem, Trained
+from bench.baselines import COSTS
 from bench.command import parse, parser_of
-from bench.rivals import Settings, settings_for
-from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
-from bench.search import Changes
-from bench.tune import (
-    BASELINES,
-    add_arguments,
-    best_error,
-    found,
-    generic,
-    prepare,
-    search_seconds,
-    train_ours,
-    train_rival,
-)
+from bench.entries import described, save
+from bench.score import load, paired_ratio, report_row, rollout, summary, trivial
+from bench.tune import MODELS, add_arguments, contestant, key_of, prepare, search_seconds
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.cache import open_cache
+from ups.metrics.intervals import Scores
 from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
-OURS = ("ours", "ours_generic")
-MODELS = (*OURS, *BASELINES)
-TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
+TOLERANCE = 1.05  # a model that took more than this fraction of its budget is marked, and so are its ratios
+ERRORS = ("error", "low", "high", "nrmse", "median", "first_frame", "last_frame")
 
 
-def fit(
-    model: str,
-    config: Config,
-    problem: Problem,
-    val: Split,
-    settings: Settings | Changes,
-    args: argparse.Namespace,
-    seed: int,
-    budget: float,
-    enough: float = -math.inf,
-) -> Trained:
-    """Train one model and return it with weights selected on validation. An error of at most `enough` there
-    ends the training early.
-
-    All models get physical context frames and parameters, and nothing else of the test trajectories. Ours may
-    have the structure of an equation built in by its bases: this compares tools, not generic networks.
-    """
-    if model in OURS:
-        changes = settings if model == "ours" else generic(settings, config, problem.name)
-        return train_ours(args, changes, seed, budget, enough=enough)
-    return train_rival(args, config, problem, val, settings, seed, budget, enough)
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if math.isfinite(value) else "diverged"
 
 
-def settings_of(
-    model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace
-) -> Settings | Changes:
-    """Return the settings that a search finds for a model; without one (0 s) those that it would start
-    from."""
-    changes = found(model, args, config, problem, val)["changes"] if search_seconds(args) else {}
-    return changes if model in OURS else settings_for(model, problem.name, problem.ndim, changes)
-
-
-def number(value: float) -> str:
-    return f"{value:9.2e}" if math.isfinite(value) else " diverged"
-
-
-def line(name: str, seed: str, row: dict[str, Any], trained: Trained | None = None) -> str:
-    cost = (
-        ""
-        if trained is None
-        else (
-            f" {trained.num_parameters / 1e3:8.0f}k {trained.steps:6d} {trained.step_ms:8.1f} "
-            f"{row['state_ms']:9.3f} {trained.seconds:7.1f} {trained.cpu_seconds:7.1f}"
-            + (f"  {trained.skipped} skipped" if trained.skipped else "")
-            + ("  OVER BUDGET" if row["is_over_budget"] else "")
-        )
-    )
-    return (
-        f"{name:14} {seed:>4} {number(row['error'])} [{number(row['low']).strip()}, "
-        f"{number(row['high']).strip()}]"
-        + "".join(f" {number(row[key])}" for key in ("nrmse", "median", "first_frame", "last_frame"))
-        + cost
-    )
-
-
-HEADER = (
-    f"{'model':14} {'seed':>4} {'error':>9} {'[95 %: low, high]':>20} {'nrmse':>9} {'median':>9} "
-    f"{'first':>9} {'last':>9}"
-    f" {'params':>9} {'steps':>6} {'ms/step':>8} {'ms/state':>9} {'seconds':>7} {'cpu s':>7}"
-)
-
-
-def describe(args: argparse.Namespace, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
-    """Return machine, data and protocol of this comparison."""
-    return {
-        "task": problem.name,
-        "budget_s": args.budget,
-        "clock": args.clock,
-        "device": args.device,
-        "search_s": search_seconds(args),
-        "config": str(args.config),
-        "overrides": args.overrides,
-        "torch": torch.__version__,
-        "machine": platform.processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "rows": {"train": len(problem.train), **{name: len(split.truth) for name, split in splits.items()}},
-        "frames_scored": splits["test"].truth.shape[1],
-        "context_frames": 0 if problem.is_steady else problem.context,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
-    }
-
-
-def clean(value: Any) -> Any:
-    """Return `value` for JSON: null for NaN and inf (the model diverged, or the number is undefined)."""
-    if isinstance(value, dict):
-        return {key: clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(clean(result), indent=1), encoding="utf-8")
+def show(*cells: str, row: dict[str, Any]) -> None:
+    """Print a line of the table."""
+    numbers = (number(row.get(key)) for key in (*ERRORS, *COSTS, "state_ms"))
+    print("| " + " | ".join((*cells, *numbers)) + " |", flush=True)
 
 
 def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     """Train and score every model and seed; print and save the table."""
     problem, splits = load(config, args.task)
-    test, num_bootstrap = splits["test"], config.evaluate.num_bootstrap
-    steady = problem.is_steady
-    settings = {model: settings_of(model, config, problem, splits["val"], args) for model in args.models}
-    result = {
-        "kind": "compare",
-        **describe(args, problem, splits),
-        "judged_by": "nrmse" if steady else "pooled",
-        "settings": {model: value if model in OURS else asdict(value) for model, value in settings.items()},
+    test, cache, is_steady = splits["test"], open_cache(config, args.task), problem.is_steady
+    key, num_bootstrap = data_key(cache.fingerprint, cache.context(config)), config.evaluate.num_bootstrap
+    models = {name: contestant(name, config, problem, splits["val"], args) for name in args.models}
+    settings = {name: model.settings() for name, model in models.items()}
+    name, errors = trivial(problem, test)
+    result: dict[str, Any] = {
+        "key": key_of(args, "-".join(models), args.seeds[0], cache.fingerprint),
+        "environment": described(args.device),
+        "rows": {"train": len(problem.train), **{name: len(split.truth) for name, split in splits.items()}},
+        "frames_scored": test.truth.shape[1],
+        "judged_by": "nrmse" if is_steady else "pooled",
+        "settings": settings,
+        "trivial": {"name": name, **summary(errors, test, is_steady, num_bootstrap)},
         "rows_printed": [],
         "ratios": {},
+        "data": key,
+        "models": {},
     }
-    cache = open_cache(config, args.task)
-    result |= {"data": data_key(cache.fingerprint, cache.context(config)), "models": {}}
-    path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
-    name, errors = trivial(problem, test)
-    result["trivial"] = {"name": name, **summary(errors, test, steady, num_bootstrap)}
+    path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(models)}_{time.strftime('%m%d-%H%M%S')}.json"
     print(
-        f"{args.task}: {result['rows']} rows, {test.truth.shape[1]} frames scored, {args.budget:g} s of "
-        f"{args.clock} each, "
-        f"one thread, judged by {result['judged_by']} on test\n{HEADER}"
+        f"{args.task}: {result['rows']} rows, {result['frames_scored']} frames scored, {args.budget:g} s of "
+        f"{args.clock} each, one thread, judged by {result['judged_by']} on test\n\n"
+        f"| model | seed | {' | '.join((*ERRORS, *COSTS, 'state_ms'))} |\n{'| --- ' * 16}|"
     )
-    print(line(name, "-", result["trivial"]), flush=True)
-    scored: dict[str, list[Errors]] = {}
+    show(name, "-", row=result["trivial"])
+    scored: dict[str, list[Scores]] = {name: [] for name in models}
     for seed in args.seeds:
-        for model in args.models:
-            trained = fit(model, config, problem, splits["val"], settings[model], args, seed, args.budget)
+        for name, model in models.items():
+            trained = model.train(settings[name], seed, args.budget)
             errors, state_ms = rollout(trained, test, config.evaluate.batch_size)
-            scored.setdefault(model, []).append(errors)
-            row = {
-                "model": model,
-                "seed": seed,
-                **summary(errors, test, steady, num_bootstrap),
-                "state_ms": state_ms,
-                **{
-                    key: getattr(trained, key)
-                    for key in "num_parameters steps step_ms seconds cpu_seconds skipped history".split()
-                },
-                "is_over_budget": trained.seconds > TOLERANCE * args.budget,
-            }
+            scored[name].append(errors)
+            row = {"model": name, "seed": seed, **summary(errors, test, is_steady, num_bootstrap)}
+            row |= trained.costs() | {"state_ms": state_ms, "history": trained.history}
             result["rows_printed"].append(row)
-            print(line(model, str(seed), row, trained), flush=True)
+            show(name, str(seed), row=row)
             # the report shows the best seed, and no network that was not tuned
-            if model in NETWORKS and search_seconds(args):
-                validation = best_error(trained)
-                if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
-                    entry = {
-                        "validation": validation,
-                        "row": report_row(trained, test, config, cache, state_ms),
-                    }
-                    result["models"][model] = entry
+            best = result["models"].get(name, {"validation": math.inf})["validation"]
+            if name in NETWORKS and search_seconds(args) and row["validation"] < best:
+                costs = {"ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
+                shown = report_row(errors, test, config, cache) | costs
+                result["models"][name] = {"validation": row["validation"], "row": shown}
             save(path, result)
-    for model, parts in scored.items():
-        rows = [row for row in result["rows_printed"] if row["model"] == model]
-        by_parameter = {
-            key: sum(row["by_parameter"][key] for row in rows) / len(rows) for key in rows[0]["by_parameter"]
-        }
+    first, *others = models
+    for name in models:
+        errors = [row["error"] for row in result["rows_printed"] if row["model"] == name]
+        print(f"{name}: mean over seeds {number(sum(errors) / len(errors))}")
+    late = {row["model"] for row in result["rows_printed"] if row["seconds"] > TOLERANCE * args.budget}
+    for name in others if search_seconds(args) else ():
+        found = paired_ratio(scored[first], scored[name], test, is_steady, num_bootstrap)
+        result["ratios"][f"{first}/{name}"] = found
         print(
-            f"{model}: mean over seeds {number(sum(row['error'] for row in rows) / len(rows)).strip()}"
-            + "".join(f", {key}: {number(value).strip()}" for key, value in by_parameter.items())
+            f"{first} / {name}: {found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (below 1: "
+            f"{first} is better; interval over trajectories, not seeds)"
+            + f" NOT AT EQUAL TIME: {', '.join(sorted(late))} over budget"
+            * bool(late)
         )
-        if model == args.models[0]:
-            continue
-        if not search_seconds(args):
-            print(
-                f"no ratio {args.models[0]} / {model}: their settings were not searched; expected settings "
-                "that validation chose. Leave out --search 0."
-            )
-        else:
-            unequal = [row["model"] for row in result["rows_printed"] if row["is_over_budget"]]
-            ratio = paired_ratio(scored[args.models[0]], parts, test, steady, num_bootstrap)
-            result["ratios"][f"{args.models[0]}/{model}"] = ratio
-            print(
-                f"{args.models[0]} / {model}: {ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] "
-                f"(below 1: "
-                f"{args.models[0]} is better; interval over trajectories, not seeds)"
-                + (f" NOT AT EQUAL TIME: {', '.join(sorted(set(unequal)))} over budget" if unequal else "")
-            )
+    if others and not search_seconds(args):
+        print(
+            f"no ratio {first} / {', '.join(others)}: their settings were not searched; expected settings "
+            "that validation chose. Leave out --search 0."
+        )
     save(path, result)
     print(f"wrote {path}")
     return result

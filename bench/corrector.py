@@ -30,9 +30,8 @@ from scipy.ndimage import zoom
 
 import ups
 from bench.command import parser_of
-from bench.eleven import processor
+from bench.entries import RESULTS, processor
 from bench.starts import ratio
-from bench.table import RESULTS
 from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
 from ups.forecaster import Forecaster

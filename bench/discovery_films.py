@@ -3,17 +3,18 @@
 Equations, domains, starts and sizes of the single films are those of Messenger and Bortz (2021,
 doi 10.1016/j.jcp.2021.110525, arXiv 2007.02848), which E-WSINDy uses, too. Solvers: the exact solution of
 inviscid Burgers, else Fourier series in space and classical Runge-Kutta steps after Lawson (1967), in which
-linear terms act by their exponential. NumPy alone, because the environment of PySINDy reads this file.
+linear terms act by their exponential.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 NUM_TRAJECTORIES, NUM_MODES, SEED = 100, 4, 0  # of the four sets: trajectories, waves per start, seed
+NOISES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)  # standard deviations over RMS
 SPIRAL = {  # the terms of u and v, from A^2 = u^2 + v^2: (1 - A^2) u + A^2 v and (1 - A^2) v - A^2 u
     "u": {"u_xx": 0.1, "u_yy": 0.1, "u": 1, "u^3": -1, "u v^2": -1, "u^2 v": 1, "v^3": 1},
     "v": {"v_xx": 0.1, "v_yy": 0.1, "v": 1, "u^2 v": -1, "v^3": -1, "u^3": -1, "u v^2": -1},
@@ -23,10 +24,8 @@ SPIRAL = {  # the terms of u and v, from A^2 = u^2 + v^2: (1 - A^2) u + A^2 v an
 @dataclass(frozen=True)
 class Film:
     """make: returns (trajectory, time, channel, *space). domain: from the wall before the first cell to the
-    wall behind the last, the same along each axis. equation: field -> term -> coefficient, with terms as
-    `term_text` writes them. degree, order: of the library that PySINDy is given. width: half width of its
-    test functions, in lengths of the film. threshold: of its regression, relative (bench/discovery_pysindy.py
-    says to what). published: noise and relative l2 error of E-WSINDy.
+    wall behind the last, the same along each axis. equation: field -> term -> coefficient, with terms such as
+    "u^2 v", "u u_x" or "1". published: noise and relative l2 error of E-WSINDy.
     """
 
     make: Callable[[], np.ndarray]
@@ -34,35 +33,11 @@ class Film:
     domain: tuple[float, float]
     dt: float
     boundary: str = "periodic"
-    degree: int = 2
-    order: int = 2
-    width: float = 0.2
-    threshold: float = 0.2
     published: tuple[float, float] | None = None
 
     @property
     def fields(self) -> list[str]:
         return list(self.equation)
-
-    @property
-    def has_products(self) -> bool:
-        """Whether a term is a power times a derivative."""
-        return any("_" in term and " " in term for terms in self.equation.values() for term in terms)
-
-
-def term_text(
-    powers: Sequence[int], factors: Sequence[tuple[int, Sequence[int]]], fields: Sequence[str]
-) -> str:
-    """A term as text, such as "u^2 v", "u u_x" or "1". powers: of each field. factors: (field, axes of its
-    derivative); a field below 0 is none.
-    """
-    words = [
-        f"{name}^{power}" if power != 1 else name for name, power in zip(fields, powers, strict=True) if power
-    ]
-    for channel, axes in sorted((channel, sorted(axes)) for channel, axes in factors):
-        letters = "".join("xyz"[axis] if axis >= 0 else "i" for axis in axes) if channel >= 0 else str(axes)
-        words.append(f"{fields[channel] if channel >= 0 else 'wave'}_{letters}")
-    return " ".join(words) or "1"
 
 
 def noisy(u: np.ndarray, noise: float, draw: int) -> np.ndarray:
@@ -227,53 +202,22 @@ def advection_diffusion() -> np.ndarray:
 
 EDGE = 4000 * 256 / 255  # the outermost points of inviscid Burgers are half a cell from the walls
 KS = {"u": {"u u_x": -1.0, "u_xx": -1.0, "u_xxxx": -1.0}}
+NLS = {
+    "u": {"v_xx": 0.5, "u^2 v": 1.0, "v^3": 1.0},
+    "v": {"u_xx": -0.5, "u v^2": -1.0, "u^3": -1.0},
+}
+ADVECTION = {"u": {"u_x": -1.0, "u_y": -0.5, "u_xx": 0.05, "u_yy": 0.05}}
+PI = np.pi
+SHOCK, KDV = {"u": {"u u_x": -1.0}}, {"u": {"u u_x": -1.0, "u_xxx": -1.0}}
+FISHER = {"u": {"u_xx": 0.01, "u": 1.0, "u^2": -1.0}}
 FILMS = {
-    "inviscid_burgers": Film(
-        inviscid_burgers,
-        {"u": {"u u_x": -1.0}},
-        (-EDGE, EDGE),
-        4 / 255,
-        "outflow",
-        order=1,
-        width=0.3,
-        threshold=0.3,
-        published=(1.0, 0.025),
-    ),
-    "kdv": Film(
-        kdv,
-        {"u": {"u u_x": -1.0, "u_xxx": -1.0}},
-        (-np.pi, np.pi),
-        1e-5,
-        order=3,
-        width=0.05,
-        published=(1.0, 0.04),
-    ),
-    "ks": Film(kuramoto_sivashinsky, KS, (0.0, 32 * np.pi), 0.5, order=4, width=0.05, published=(1.0, 0.247)),
-    "nls": Film(
-        schroedinger,
-        {
-            "u": {"v_xx": 0.5, "u^2 v": 1.0, "v^3": 1.0},
-            "v": {"u_xx": -0.5, "u v^2": -1.0, "u^3": -1.0},
-        },
-        (-5.0, 5.0),
-        np.pi / 250,
-        degree=3,
-        width=0.1,
-        published=(0.5, 0.113),
-    ),
-    "spiral": Film(
-        spiral, SPIRAL, (-10.0, 10.0), 0.05, degree=3, width=0.1, threshold=0.06, published=(0.2, 0.071)
-    ),
-    "burgers_set": Film(burgers, {"u": {"u u_x": -1.0, "u_xx": 0.1}}, (0.0, 2 * np.pi), 0.05),
-    "ks_set": Film(ks, KS, (0.0, 22.0), 0.5, order=4),
-    "fisher_set": Film(
-        fisher, {"u": {"u_xx": 0.01, "u": 1.0, "u^2": -1.0}}, (0.0, 1.0), 0.05, "no_flux", threshold=0.1
-    ),
-    "advection_set": Film(
-        advection_diffusion,
-        {"u": {"u_x": -1.0, "u_y": -0.5, "u_xx": 0.05, "u_yy": 0.05}},
-        (0.0, 2 * np.pi),
-        0.1,
-        threshold=0.1,
-    ),
+    "inviscid_burgers": Film(inviscid_burgers, SHOCK, (-EDGE, EDGE), 4 / 255, "outflow", (1.0, 0.025)),
+    "kdv": Film(kdv, KDV, (-PI, PI), 1e-5, published=(1.0, 0.04)),
+    "ks": Film(kuramoto_sivashinsky, KS, (0.0, 32 * PI), 0.5, published=(1.0, 0.247)),
+    "nls": Film(schroedinger, NLS, (-5.0, 5.0), PI / 250, published=(0.5, 0.113)),
+    "spiral": Film(spiral, SPIRAL, (-10.0, 10.0), 0.05, published=(0.2, 0.071)),
+    "burgers_set": Film(burgers, {"u": {"u u_x": -1.0, "u_xx": 0.1}}, (0.0, 2 * PI), 0.05),
+    "ks_set": Film(ks, KS, (0.0, 22.0), 0.5),
+    "fisher_set": Film(fisher, FISHER, (0.0, 1.0), 0.05, "no_flux"),
+    "advection_set": Film(advection_diffusion, ADVECTION, (0.0, 2 * PI), 0.1),
 }

@@ -9,40 +9,31 @@ Every column is trained for the same processor time of one thread, with settings
 (bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all
 bases), fno, unet. Every result is written to bench/results/TASK.json at once, with the
 revision that made it; a result for the same data, seed, time, search and kind of processor is not computed
-again. Settings found on one kind of processor serve on another, but times of two kinds are never compared.
+again. Times of two kinds of processors are never compared.
 Long rollouts start from other states and cover three times the trained horizon.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from pathlib import Path
+import itertools
 from typing import Any
 
 import torch
 
 from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
-from bench.compare import MODELS, OURS, clean, fit, settings_of
-from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
-from bench.rivals import Settings
-from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
-from bench.search import Changes
-from bench.tune import add_arguments, best_error, prepare, search_seconds
+from bench.entries import RESULTS, is_there, put
+from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
+from bench.score import Split, by_lead, load, persistence, rollout, summary, trivial, with_cache
+from bench.tune import MODELS, add_arguments, contestant, key_of, prepare
 from ups.common.files import value_hash
-from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.cache import open_cache
 from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
-from ups.training.environment import describe_environment
-
-RESULTS = ROOT / "bench" / "results"
 
 
 def long_split(config: Config, task: str) -> Split | None:
@@ -50,7 +41,7 @@ def long_split(config: Config, task: str) -> Split | None:
     spec, context = get_task(task), config.context(task)
     if spec.is_steady:
         return None
-    folder, _ = long_config(config, task)
+    folder = long_folder(config, task)
     u, parameters = [], []
     for value in config.task[task].parameters or [None]:
         source = open_data(folder / spec.file_for(value), task)
@@ -71,15 +62,11 @@ def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, A
     """Return whether all numbers stay finite, and the pooled error of the last frame of each horizon, with
     persistence.
     """
-    errors, _ = rollout(trained, split, batch_size)
-    still = Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
+    scores, _ = rollout(trained, split, batch_size)
     num_frames = split.truth.shape[1]
     marks = [num_frames * part // HORIZONS - 1 for part in range(1, HORIZONS + 1)]
-
-    def at(found: Errors) -> list[float]:
-        return [float(value) for value in found.pooled()[marks]]
-
-    return {"is_finite": bool(errors.error.isfinite().all()), "error": at(errors), "persistence": at(still)}
+    error, still = ([by_lead(one)[mark] for mark in marks] for one in (scores, persistence(split)))
+    return {"is_finite": bool(scores["rmse"].isfinite().all()), "error": error, "persistence": still}
 
 
 def row_of(
@@ -88,51 +75,16 @@ def row_of(
     """Return the record of one training."""
 
     def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
-        errors, _ = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
+        errors, _ = rollout(Trained(predict), test, config.evaluate.batch_size)
         return summary(errors, test, problem.is_steady, num_bootstrap)
 
     row = scored(trained.predict, config.evaluate.num_bootstrap)
-    for key in ("num_parameters", "steps", "step_ms", "seconds", "skipped"):
-        row[key] = getattr(trained, key)
-    row["validation"] = best_error(trained)
+    row |= trained.costs()
     if trained.predict_base is not None:
         row["base"] = scored(trained.predict_base, 1)["error"]
     if long is not None:
         row["long"] = long_rollout(trained, long, config.evaluate.batch_size)
     return row
-
-
-# ---- what is kept ------------------------------------------------------------------------------------------
-
-
-def read(task: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """Return the record of a task, without entries if there is none yet."""
-    path = folder / f"{task}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"task": task, "entries": []}
-
-
-def keep(record: dict[str, Any], folder: Path = RESULTS) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record['task']}.json"
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(clean(record), indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def put(task: str, folder: Path, entry: dict[str, Any], **facts: Any) -> None:
-    """Add an entry, and facts of all, to a record, in place of an entry with the same key. The record is read
-    anew, as another process may have written meanwhile."""
-    record = read(task, folder) | facts
-    record["entries"] = [one for one in record["entries"] if one["key"] != entry["key"]] + [entry]
-    keep(record, folder)
-
-
-def described(command: str, device: str = "cpu") -> dict[str, Any]:
-    return describe_environment(1, torch.device(device)) | {"command": command}
-
-
-def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
-    return any(entry["key"] == key for entry in record["entries"])
 
 
 def identity(config: Config, task: str) -> str:
@@ -143,7 +95,7 @@ def identity(config: Config, task: str) -> str:
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
     made = [
-        generation_settings(task, parameter=value, **usual_settings(config, task))
+        generation_settings(task, parameter=value, **settings_of(config, task))
         for value in wanted.parameters or [None]
     ]
     read = {
@@ -157,73 +109,24 @@ def is_other_numerics(config: Config, task: str) -> bool:
     return task in NUMERICS and config.data.source == "user"
 
 
-def processor(device: str) -> str:
-    """Return the kind of processor, on which times depend: the GPU, else the instruction set of torch."""
-    return (
-        torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
-    )
-
-
-def key_of(args: argparse.Namespace, column: str, seed: int, data: str) -> dict[str, Any]:
-    """Return what identifies the result of one training."""
-    return {
-        "column": column,
-        "seed": seed,
-        "data": data,
-        "budget_s": args.budget,
-        "search_s": search_seconds(args),
-        "clock": args.clock,
-        "processor": processor(args.device),
-    }
-
-
-def entry(
-    key: dict[str, Any], settings: Settings | Changes, args: argparse.Namespace, **found: Any
-) -> dict[str, Any]:
-    """Return what is kept of one training: its key, settings, results, command and environment."""
-    command = " ".join(["python -m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
-    return {
-        "key": key,
-        "settings": settings if isinstance(settings, dict) else vars(settings),
-        **found,
-        "environment": described(command, args.device),
-    }
-
-
-def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
-    """Return the settings that a search found for a column with another seed or processor; None if there was
-    none, or none whose names are still those of settings.
-    """
-    apart = {"seed": 0, "processor": ""}
-    alike = [entry["settings"] for entry in record["entries"] if entry["key"] | apart == key | apart]
-    if key["column"] in OURS:
-        return alike[0] if alike else None
-    return next(
-        (Settings(**settings) for settings in alike if settings.keys() <= vars(Settings()).keys()), None
-    )
-
-
 def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
     """Train and score one column unless its result exists."""
     with_cache(config, task)
     key = key_of(args, column, seed, identity(config, task))
-    if has(read(task), key):
-        print(f"{task} {column} seed {seed}: there", flush=True)
+    if is_there(task, RESULTS, key):
         return
-    args = argparse.Namespace(**vars(args) | {"task": task})
     problem, splits = load(config, task)
-    if (settings := found_before(read(task), key)) is None:
-        settings = settings_of(column, config, problem, splits["val"], args)
-    trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
+    model = contestant(column, config, problem, splits["val"], args)
+    settings = model.settings()
+    trained = model.train(settings, seed, args.budget)
     row = row_of(trained, splits["test"], long_split(config, task), problem, config)
     name, errors = trivial(problem, splits["test"])
     facts = {"trivial": {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}}
     facts["data"] = describe_data(config, task, problem, splits)
-    put(task, RESULTS, entry(key, settings, args, row=row), **facts)
+    put(task, RESULTS, key, {"settings": settings, "row": row}, args.device, **facts)
     print(
         f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], "
-        f"{row['steps']} steps in "
-        f"{row['seconds']:.0f} s",
+        f"{row['steps']} steps in {row['seconds']:.0f} s",
         flush=True,
     )
 
@@ -252,10 +155,8 @@ def main(argv: list[str] | None = None) -> None:
     prepare(args)
     config = load_config(args.config, args.overrides)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed, whichever are asked for
-    for seed in seeds:
-        for task in args.task:
-            for column in args.column:
-                evaluate_column(config, args, task, seed, column)
+    for seed, task, column in itertools.product(seeds, args.task, args.column):
+        evaluate_column(config, args, task, seed, column)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ octave over those of exact samples from the same starts, and the correlation wit
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from bench.command import parse, parser_of
-from bench.eleven import keep, processor, read
+from bench.entries import RESULTS, keep, processor, read
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
@@ -48,7 +47,6 @@ from ups_solvers import barkley
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
 CHEAP = ("operator", "dressed_conditional", "waves", "dressed_resampled", "analogs")
-RESULTS = Path(__file__).parent / "results"
 
 
 def components(mask: Tensor) -> Tensor:

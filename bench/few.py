@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,9 @@ import torch
 
 from bench.apebench import BASES, SCENARIOS, environment, made, ours, write_parts
 from bench.command import parse, parser_of
-from bench.eleven import described, has, processor, put, read, row_of
+from bench.eleven import row_of
+from bench.entries import RESULTS as KEPT
+from bench.entries import is_there, processor, put
 from bench.numerics import CONFIG, NUMERICS, generate
 from bench.ours import train_ours
 from bench.score import load, with_cache
@@ -34,7 +35,7 @@ from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.tasks import get_task
 
-OUT, RESULTS = ROOT / "bench" / "out" / "few", ROOT / "bench" / "results" / "few"
+OUT, RESULTS = ROOT / "bench" / "out" / "few", KEPT / "few"
 NAMES, WINDOWS, FEWEST = (*SCENARIOS, *NUMERICS), 4, 3  # from FEWEST films on none is cut
 NUM_TEST, SEED = 40, 7
 
@@ -85,15 +86,14 @@ def run(name: str, count: int, column: str, args: argparse.Namespace) -> None:
     """Train and score unless the result exists."""
     key = {"column": f"{column} {count}", "seed": args.seed, "budget_s": args.budget}
     key |= {"processor": processor("cpu"), "overrides": args.overrides}
-    if has(read(name, RESULTS), key):
+    if is_there(name, RESULTS, key):
         return
     row = (scenario if name in SCENARIOS else family)(name, count, column, args)
-    put(name, RESULTS, {"key": key, "row": row, "environment": described(args.command)})
+    put(name, RESULTS, key, {"row": row})
     print(f"{name} {key['column']}: {row['error']:.3g}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__)
     parser.add_argument("--name", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--count", nargs="+", type=int, default=(1, 2, 5, 20))
@@ -102,7 +102,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--python", type=Path, help="an interpreter that has APEBench")
     args = parse(parser, argv)
-    args.command = ["python", "-m", "bench.few", *argv]
     torch.set_num_threads(1)
     if any(name in SCENARIOS for name in args.name):
         args.python = environment(args.python)

@@ -19,7 +19,6 @@ forward and backward. What was measured on which card: docs/gpu.md.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import operator as functions
@@ -48,7 +47,7 @@ from ups.config.schema import Config
 from ups.data.build_cache import plan
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
-from ups.models.head_setup import base_settings, head_facts
+from ups.models.head_setup import base_settings, build_operator, fitted_state, unfitted_head
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.tasks import get_task
@@ -150,20 +149,11 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
 def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:
     """Return an operator without fit or training. kinds: task -> base; None: the last base of every task."""
     kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
-    facts = [facts_of(config, name) for name in kinds]
-    operator = Operator(
-        {
-            "model": dataclasses.asdict(config.operator.model),
-            "precision": precision,
-            "tasks": [head_facts(one, kinds[one.task.name], base_settings(one)).described() for one in facts],
-        }
-    )
+    facts, bases = [facts_of(config, name) for name in kinds], {}
     for one in facts:
-        head = operator.heads[one.task.name]
-        head.codec.load_state_dict(one.tokenizer.state_dict())
-        if one.input_tokenizer is not None:
-            head.coefficient_codec.load_state_dict(one.input_tokenizer.state_dict())
-    return operator
+        head = unfitted_head(one, kinds[one.task.name], base_settings(one), torch.device("cpu"))
+        bases[head.name] = {"description": head.facts.described()}, fitted_state(head)
+    return build_operator(bases, config.operator.model, precision)
 
 
 def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, ParameterBatch]:
@@ -215,6 +205,21 @@ def updates_of(config: Config, operator: Operator, rows: int, is_replayed: bool 
     return updates
 
 
+def prepared(
+    config: Config, name: str, rows: int, device: torch.device, is_replayed: bool = True
+) -> tuple[Operator, Updates]:
+    """Return the operator of a task with its last base, and its updates."""
+    last = {name: config.task[name].base[-1]}
+    operator = operator_of(config, config.operator.train.precision, last).to(device).train()
+    return operator, updates_of(config, operator, rows, is_replayed)
+
+
+def tasks_of(options: argparse.Namespace) -> tuple[Config, list[str]]:
+    """Return the configuration of updates, and its tasks that are measured."""
+    config = load_config(ROOT / "configs" / ("smoke.yaml" if options.tiny else "small.yaml"))
+    return config, config.data.tasks[: 1 if options.tiny else None]
+
+
 def was_replayed(updates: Updates) -> bool:
     """Return whether all that was called often enough was captured."""
     call = updates.optimizer.call
@@ -233,18 +238,14 @@ def machine(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def updates(options: argparse.Namespace) -> Iterator[Row]:
-    config = load_config(ROOT / "configs" / ("smoke.yaml" if options.tiny else "small.yaml"))
-    least = math.inf
-    for name in config.data.tasks[:1] if options.tiny else config.data.tasks:
+    (config, names), least = tasks_of(options), math.inf
+    for name in names:
         times: dict[tuple, float] = {}
         for rows in options.rows:
             for is_replayed in (False, True):
-                operator = operator_of(
-                    config, config.operator.train.precision, {name: config.task[name].base[-1]}
-                )
-                made = updates_of(config, operator.to(options.device).train(), rows, is_replayed)
-                seconds = times_of(made, losses_of(operator, name, rows), name, options.steps)
-                times[rows, "replayed" if was_replayed(made) else "eager"] = statistics.median(seconds)
+                operator, one = prepared(config, name, rows, options.device, is_replayed)
+                seconds = times_of(one, losses_of(operator, name, rows), name, options.steps)
+                times[rows, "replayed" if was_replayed(one) else "eager"] = statistics.median(seconds)
         for rows in options.rows:
             eager, replayed = times[rows, "eager"], times.get((rows, "replayed"))
             text = "not replayed" if replayed is None else f"{1e3 * replayed:.2f} ms replayed"
@@ -270,22 +271,19 @@ def times_of(made: Updates, losses: list[SplitLoss], name: str, steps: int) -> l
 
 
 def curve(options: argparse.Namespace) -> Iterator[Row]:
-    config = load_config(ROOT / "configs" / ("smoke.yaml" if options.tiny else "small.yaml"))
-    for name in config.data.tasks[:1] if options.tiny else config.data.tasks:
+    config, names = tasks_of(options)
+    for name in names:
         found, weights = [], []
         for is_replayed in (False, True):
             torch.manual_seed(0)
-            operator = operator_of(
-                config, config.operator.train.precision, {name: config.task[name].base[-1]}
-            )
-            made = updates_of(config, operator.to(options.device).train(), options.rows[0], is_replayed)
+            operator, one = prepared(config, name, options.rows[0], options.device, is_replayed)
             losses = losses_of(operator, name, options.rows[0], num=8)
             steps = range(WARM_UP + 2 * options.steps)
-            found.append([made.update(losses[step % 8], options.rows[0], only=name).loss for step in steps])
+            found.append([one.update(losses[step % 8], options.rows[0], only=name).loss for step in steps])
             weights.append([p.detach().clone() for p in operator.parameters()])
-        apart = max(abs(one / two - 1) for one, two in zip(*found, strict=True))
+        apart = max(abs(first / last - 1) for first, last in zip(*found, strict=True))
         same = "bitwise equal" if all(map(torch.equal, *weights)) else "not bitwise equal"
-        text = f"{apart:.1g} apart at most, weights {same}" + ("" if was_replayed(made) else ", not replayed")
+        text = f"{apart:.1g} apart at most, weights {same}" + ("" if was_replayed(one) else ", not replayed")
         yield (
             f"losses of {name}, {len(steps)} updates, from {found[0][0]:.3g} to {found[0][-1]:.3g}",
             text,
@@ -299,23 +297,21 @@ def sizes(options: argparse.Namespace) -> Iterator[Row]:
     best, _ = peaks(device, computed("bf16", device))
     for name, rows, settings in TINY_SIZES if options.tiny else SIZES:
         config = load_config(ROOT / "configs" / f"{name_of_config}.yaml", settings)
-        operator = operator_of(config, "bf16", {name: config.task[name].base[-1]}).to(options.device).train()
-        made, (loss,) = updates_of(config, operator, rows), losses_of(operator, name, rows)
+        operator, one = prepared(config, name, rows, options.device)
+        pass_of = partial(one._backward, *losses_of(operator, name, rows), rows)
         with FlopCounterMode(display=False) as counter:
-            made._backward(loss, rows)
+            pass_of()
         for _ in range(WARM_UP):
-            made._backward(loss, rows)
-        seconds = seconds_of(
-            lambda made=made, loss=loss, rows=rows: made._backward(loss, rows), options.device
-        )
+            pass_of()
+        seconds = seconds_of(pass_of, options.device)
         model, flop = config.operator.model, counter.get_total_flops() / seconds
         yield (
             f"pass of {name}, {rows} rows, {model.kind} {model.width} x {model.depth}",
             f"{1e3 * seconds:.3g} ms, {flop / 1e12:.3g} TFLOP/s, {flop / best:.1%} of the best"
-            + ("" if was_replayed(made) else ", not replayed"),
+            + ("" if was_replayed(one) else ", not replayed"),
             "25% of the best",
         )
-        del operator, made, loss
+        del operator, one, pass_of
 
 
 def forecast(options: argparse.Namespace) -> Iterator[Row]:

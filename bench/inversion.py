@@ -10,6 +10,7 @@ of truths (all cells, all cases) inside the 90 % intervals of both.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
@@ -133,8 +134,10 @@ def observed(u: Tensor, source: torch.Generator) -> dict[str, Any]:
     return {"values": y, "noise": noise}
 
 
-def case_of_burgers(number: int, model: Forecaster) -> tuple[dict, list[str], dict[str, Tensor]]:
-    """(observations, unknowns, truth)."""
+Given = tuple[dict[str, Any], list[str], dict[str, Tensor]]  # observations, unknowns, truth
+
+
+def case_of_burgers(number: int, model: Forecaster) -> Given:
     source = generator(number, "burgers")
     nu = math.exp(math.log(0.02) + math.log(4) * float(torch.rand((), generator=source)))
     times = {"num_frames": 12, "t_end": 0.55, "parameter": nu}
@@ -149,18 +152,16 @@ def fisher_starts(numbers: range, seed: int) -> Tensor:
     return torch.stack([u, rate.double().expand(-1, CELLS)], 1)
 
 
-def case_of_fisher(number: int, model: Forecaster) -> tuple[dict, list[str], dict[str, Tensor]]:
+def case_of_fisher(number: int, model: Forecaster) -> Given:
     start = fisher_starts(range(200), 7)[number : number + 1]
     u = torch.cat([start, fisher(start, None, NUM_FRAMES)[0]]).float()
     given = observed(u, generator(number, "fisher")) | {"frames": [*range(NUM_FRAMES + 1)]}
-    return given, ["u0"], {"u0": u[0, :1], "rate": u[0, 1, 0]}
+    return given, ["u0"], {"u0": u[0]}
 
 
-def case_of_darcy(number: int, model: Forecaster) -> tuple[dict, list[str], dict[str, Tensor]]:
-    n = model.tasks["darcy2d_grf"]["grid"][0]
-    u = SOLVERS["darcy2d_grf"].simulate(
-        [number], seed=5, resolution=n, num_frames=1, parameter=1.0, t_end=1.0
-    )[0]
+def case_of_darcy(number: int, model: Forecaster) -> Given:
+    shape = {"resolution": model.tasks["darcy2d_grf"]["grid"][0], "num_frames": 1, "t_end": 1.0}
+    u = SOLVERS["darcy2d_grf"].simulate([number], seed=5, parameter=1.0, **shape)[0]
     return observed(u[:, 1:], generator(number, "darcy")), ["u0"], {"u0": u[0, :1]}
 
 
@@ -173,13 +174,7 @@ def models(folder: Path, task: str) -> Forecaster:
         layout = {"u": ["trajectory", "time", "x"], "rate": ["trajectory", "x"]}
         config = write_config(path, CONFIG, "fisher", DT, settings={"layout": layout})
         return trained(folder, config, task, [])
-    if task == "darcy2d_grf":
-        options = ["data.tasks=[darcy2d_grf]", f"data.root={folder}/data"]
-        return trained(
-            folder, ROOT / "configs" / "small.yaml", task, [*options, "task.darcy2d_grf.num_trajectories=400"]
-        )
-    options = ["data.tasks=[burgers1d]", f"data.root={folder}/data", "task.burgers1d.num_trajectories=300"]
-    options += ["task.burgers1d.parameters=[0.01,0.02,0.04,0.1]"]  # between two errors are 30 times these
+    options = [f"data.tasks=[{task}]", f"data.root={folder}/data", *OPTIONS[task]]
     return trained(folder, ROOT / "configs" / "small.yaml", task, options)
 
 
@@ -188,57 +183,47 @@ CASES = {
     "fisher": (case_of_fisher, fisher),
     "darcy2d_grf": (case_of_darcy, darcy),
 }
+OPTIONS = {
+    "darcy2d_grf": ["task.darcy2d_grf.num_trajectories=400"],
+    # between two errors are 30 times these
+    "burgers1d": ["task.burgers1d.num_trajectories=300", "task.burgers1d.parameters=[0.01,0.02,0.04,0.1]"],
+}
 
 
-def by_name(found: Mapping[str, Tensor], truth: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
-    """The unknowns that are compared: of fisher the rate is the mean of a field."""
+def compared(found: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
+    """What is compared of unknowns: of fisher the rate is the mean of a field."""
     if task == "fisher":
-        u = found["u0"]
-        return {"u0": u[..., :1, :], "rate": u[..., 1, :].mean(-1)}
-    if task == "darcy2d_grf":
-        return {"log a": found["u0"].log()}
-    return dict(found)
+        return {"u0": found["u0"][..., :1, :], "rate": found["u0"][..., 1, :].mean(-1)}
+    return {"log a": found["u0"].log()} if task == "darcy2d_grf" else dict(found)
 
 
 def row_of(folder: Path, task: str, cases: int) -> list[list[str]]:
     model = models(folder, task)
     case_of, solver = CASES[task]
-    stand_in = exact(model.operator.head(task), solver)
-    errors: dict[str, list] = {}
-    inside: dict[str, list] = {}
-    seconds = []
-    for number in range(cases):
+    both = model, exact(model.operator.head(task), solver)
+    figures: dict[str, list] = {}  # unknown -> (error, inside) of UPS, of the solver, of UPS ..
+    seconds, ends = [], torch.tensor([0.05, 0.95]).double()
+    for number, one in itertools.product(range(cases), both):
         given, unknown, truth = case_of(number, model)
-        truth = {"log a": truth["u0"].log()} if task == "darcy2d_grf" else truth
-        for one in (model, stand_in):
-            begin = time.process_time()
-            found = ups.invert(one, task, given, unknown, members=256)
-            seconds.append(time.process_time() - begin)
-            best, samples = by_name(found.values, truth, task), by_name(found.samples, truth, task)
-            for name, true in truth.items():
-                true = true.double()
-                error = (best[name] - true).square().mean().sqrt() / true.square().mean().sqrt()
-                low, high = samples[name].double().quantile(torch.tensor([0.05, 0.95]).double(), 0)
-                errors.setdefault(name, []).append(float(error))
-                inside.setdefault(name, []).append(float(((low <= true) & (true <= high)).double().mean()))
-            last = {name: (e[-1], inside[name][-1]) for name, e in errors.items()}
-            print(number, f"{seconds[-1]:.1f} s", found.misfit, found.is_converged, last, flush=True)
+        begin = time.process_time()
+        found = ups.invert(one, task, given, unknown, members=256)
+        seconds.append(time.process_time() - begin)
+        best, samples = compared(found.values, task), compared(found.samples, task)
+        for name, true in compared(truth, task).items():
+            true = true.double()
+            error = (best[name] - true).square().mean().sqrt() / true.square().mean().sqrt()
+            low, high = samples[name].double().quantile(ends, 0)
+            inside = ((low <= true) & (true <= high)).double().mean()
+            figures.setdefault(name, []).append((float(error), float(inside)))
+        last = {name: values[-1] for name, values in figures.items()}
+        print(number, f"{seconds[-1]:.1f} s", found.misfit, found.is_converged, last, flush=True)
     rows = []
-    for name, values in errors.items():
-        e, i = np.array(values).reshape(-1, 2), np.array(inside[name]).reshape(-1, 2)
+    for name, values in figures.items():
+        e, i = np.reshape(values, (-1, 2, 2)).transpose(2, 0, 1)
         rms = np.sqrt(np.square(e).mean(0))
-        rows.append(
-            [
-                task,
-                name,
-                str(cases),
-                f"{np.median(e[:, 1]):.4f}",
-                f"{np.median(e[:, 0] / e[:, 1]):.3f}",
-                f"{rms[0] / rms[1]:.3f}",
-                *(f"{value:.3f}" for value in i.mean(0)),
-                f"{np.mean(seconds[::2]):.1f}",
-            ]
-        )
+        ratios = np.median(e[:, 0] / e[:, 1]), rms[0] / rms[1], *i.mean(0)
+        numbers = (f"{np.median(e[:, 1]):.4f}", *(f"{value:.3f}" for value in ratios))
+        rows.append([task, name, str(cases), *numbers, f"{np.mean(seconds[::2]):.1f}"])
     return rows
 
 
@@ -251,17 +236,7 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = [row for task in options.tasks for row in row_of(options.folder, task, options.cases)]
-    head = [
-        "task",
-        "unknown",
-        "cases",
-        "error by the solver",
-        "over it",
-        "of RMS",
-        "inside",
-        "by the solver",
-        "s",
-    ]
+    head = "task; unknown; cases; error by the solver; over it; of RMS; inside; by the solver; s".split("; ")
     print("\n".join(markdown_table(head, rows)))
     return 0
 

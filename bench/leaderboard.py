@@ -1,11 +1,13 @@
 """The leaderboard: the reports of all runs on one split. Runs with the same protocol and data share a table.
 
-python -m bench.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
+python -m bench.leaderboard [--runs runs] [--split val]
 """
 
 import json
+import math
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 from ups.common.files import DamagedError, file_hash, read_sealed
 from ups.common.text import markdown, number, printable
@@ -18,12 +20,10 @@ from ups.training.artifact import DONE
 
 OPTIONS = {
     "--runs": {"default": "runs", "help": "folder of all runs"},
-    "--metric": {"default": "nrmse"},
-    "--task": {},
     "--split": {"default": "test", "choices": ["test", "val"]},
 }
 SHARED = ("grid", "parameters")  # of a task that is compared
-COLUMNS = ("base", "network", "rates", "seed", "parameters", "seconds", "git")  # beside the metric
+COLUMNS = ("base", "network", "rates", "seed", "parameters", "seconds", "git")  # beside the errors
 COUNTED = ("num_frames_predicted", "num_trajectories")
 MEASURE = "RMS of the truth"  # reference of relative errors in reports of older versions
 
@@ -59,33 +59,32 @@ def _reports(runs: str | Path, split: str) -> list[Path]:
     return sorted(path.parent for path in Path(runs).glob(f"*/{name}/results.json"))
 
 
-def figure(task: Entry, metric: str) -> float | None:
-    """nrmse: the error by which the task is judged."""
-    return task.number("operator", error_of(task) if metric == "nrmse" else metric)
+def figure(task: Entry) -> float | None:
+    """The error by which the task is judged."""
+    return task.number("operator", error_of(task))
 
 
-def mean_of(results: Results, metric: str, task: str | None = None) -> float | None:
-    """Geometric mean of `metric` over the tasks of a run, or `metric` of `task`: easy and hard tasks have the
-    same weight."""
-    values = [figure(entry, metric) for name, entry in results.tasks.items() if task in (None, name)]
+def mean_of(results: Results) -> float | None:
+    """Geometric mean of the error over the tasks of a run: easy and hard tasks have the same weight."""
+    values = [figure(entry) for entry in results.tasks.values()]
     return geometric_mean(values) if values and all(value and value > 0 for value in values) else None
 
 
-def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, split: str = "test") -> str:
-    """Markdown, best first (lower is better except for correlation_time), by `task` or the mean over tasks.
+def table(runs: str | Path, split: str = "test") -> str:
+    """Markdown, the lowest mean over tasks first.
 
     Runs with another protocol, tasks, grid, frames, parameters, number of trajectories or reference of errors
     are not comparable and have tables of their own. A missing value or one that is not finite sorts last.
     Reports that are not readable are named below. Raises DamagedError if none is readable.
     """
-    groups, known, refused = {}, set(), []
-    for folder in _reports(runs, split):
+    groups, refused = {}, []
+    name = "report" if split == "test" else "report-val"
+    for path in sorted(Path(runs).glob(f"*/{name}/results.json")):
         try:
-            results, _ = read_report(folder)
+            results, _ = read_report(path.parent)
         except (ValueError, OSError) as error:
             refused.append(f"Not listed: {printable(error)}")
             continue
-        protocol = {key: value for key, value in results.facts["protocol"].items() if key != "seed"}
         data = {
             name: [
                 *[entry.facts[key] for key in SHARED],
@@ -94,51 +93,40 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
             ]
             for name, entry in results.tasks.items()
         }
-        groups.setdefault(json.dumps([protocol, data], sort_keys=True), []).append(results)
-        rows = results.select(case="forecast", model="operator", lead=None)
-        known |= {row.metric for row in rows if "/" not in row.metric}
+        groups.setdefault(json.dumps([protocol_of(results), data], sort_keys=True), []).append(results)
     if not groups and refused:
         raise DamagedError("\n".join(refused))
-    if not groups:
-        return f"No reports in {runs}."
-    if metric not in known:
-        raise ValueError(
-            f"no run has the metric {metric!r}; expected one of {', '.join(sorted(known))} in "
-            f"{runs}. Change --metric."
-        )
-    shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0].tasks)]
-    if not shown:
-        raise ValueError(f"no run was scored on {task!r}; expected a task of {runs}. Omit --task to see all.")
-    return "\n\n".join([*shown, *refused])
+    return "\n\n".join([*map(_markdown, groups.values()), *refused]) or f"No reports in {runs}."
 
 
-def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
+def protocol_of(results: Results) -> dict[str, Any]:
+    return {key: value for key, value in results.facts["protocol"].items() if key != "seed"}
+
+
+def _markdown(rows: list[Results]) -> str:
     """One table of comparable runs."""
-    tasks, sign = rows[0].tasks, -1 if metric == "correlation_time" else 1
+    tasks = dict(sorted(rows[0].tasks.items()))
     horizon = ", ".join(
         f"{name} {'×'.join(map(str, entry.facts['grid']))} cells"
         + (horizon_of(entry.facts) or f", {entry.number('', 'num_frames_predicted')} frames")
         + f", relative to the {entry.facts.get('measure')}" * bool(entry.facts.get("offset"))
-        for name, entry in sorted(tasks.items())
+        for name, entry in tasks.items()
     )
-    settings = ", ".join(
-        f"{name} {value}" for name, value in sorted(rows[0].facts["protocol"].items()) if name != "seed"
-    )
-    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), *COLUMNS]
-    ranked = sorted(rows, key=lambda row: sign * (mean_of(row, metric, task) or sign * float("inf")))
+    settings = ", ".join(f"{name} {value}" for name, value in sorted(protocol_of(rows[0]).items()))
     cells = [
         [
             row.facts["run"],
             in_words(row.facts["gates"]),
-            number(mean_of(row, metric)),
-            *[number(figure(row.tasks[name], metric)) for name in sorted(tasks)],
+            number(mean_of(row)),
+            *[number(figure(row.tasks[name])) for name in tasks],
             *_settings(row),
             number(row.facts["training"].get("parameters")),
             number(row.facts["training"].get("seconds")),
             str(row.facts["environment"].get("git_revision") or "–")[:10],
         ]
-        for row in ranked
+        for row in sorted(rows, key=lambda row: mean_of(row) or math.inf)
     ]
+    head = ["run", "gates", "nRMSE (geometric mean)", *tasks, *COLUMNS]
     return "\n".join([markdown(f"{horizon} ({settings})"), "", *markdown_table(head, cells)])
 
 
@@ -164,7 +152,7 @@ def _settings(results: Results) -> list[str]:
 
 def main() -> None:
     arguments = read_command(__doc__, OPTIONS)
-    print(table(arguments.runs, arguments.metric, arguments.task, arguments.split))
+    print(table(arguments.runs, arguments.split))
 
 
 if __name__ == "__main__":

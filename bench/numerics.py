@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +41,31 @@ LONG_SEED = 1  # added to data.seed: starts that no model has seen
 CHUNK = 100
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Trajectories that are to be solved: those of a seed with these numbers."""
+
+    indices: Sequence[int]
+    seed: int
+    resolution: int
+    num_frames: int
+    parameter: float | None
+    t_end: float
+
+    @property
+    def dt(self) -> float:
+        return self.t_end / max(self.num_frames - 1, 1)
+
+    def starts(self, sample: Callable[..., Any], *more: int) -> list[Any]:
+        return [sample(self.seed, index, *more) for index in self.indices]
+
+    def on_line(self, sample: Callable[..., Callable], advance: Callable[[Tensor], Tensor]) -> Tensor:
+        """Solve from functions of x on four times as many cells; every fourth is stored."""
+        x = cell_centres(4 * self.resolution)
+        u = torch.stack([start(x) for start in self.starts(sample)])[:, None]
+        return frames(u, advance, self.num_frames, lambda u: u[..., 2::4])
+
+
 def frames(
     state: Tensor, advance: Callable[[Tensor], Tensor], num: int, stored: Callable[[Tensor], Tensor]
 ) -> Tensor:
@@ -60,21 +87,18 @@ def means(u: Tensor, factor: int, ndim: int) -> Tensor:
 # ---- 1D, scalar --------------------------------------------------------------------------------------------
 
 
-def advection(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
-) -> Tensor:
-    """Solve by first-order upwind on four times as many cells; every fourth is stored."""
-    num, dt = 4 * resolution, t_end / (num_frames - 1)
-    num_steps = math.ceil(parameter * dt * num / 0.8)
-    courant = parameter * dt * num / num_steps
+def advection(wanted: Wanted) -> Tensor:
+    """Solve by first-order upwind."""
+    moved = wanted.parameter * wanted.dt * 4 * wanted.resolution
+    num_steps = math.ceil(moved / 0.8)
+    courant = moved / num_steps
 
     def advance(u: Tensor) -> Tensor:
         for _ in range(num_steps):
             u = torch.lerp(u, u.roll(1, -1), courant)
         return u
 
-    u = torch.stack([sample_wave(seed, i)(cell_centres(num)) for i in indices])[:, None]
-    return frames(u, advance, num_frames, lambda u: u[..., 2::4])
+    return wanted.on_line(sample_wave, advance)
 
 
 def heat(num: int, amount: float, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -87,17 +111,17 @@ def minmod(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a * b > 0, torch.where(a.abs() < b.abs(), a, b), torch.zeros_like(a))
 
 
-def burgers(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
-) -> Tensor:
+def burgers(wanted: Wanted) -> Tensor:
     """Solve by conservative second-order upwind (minmod slopes, midpoint in time, Rusanov's flux) and central
-    diffusion between the steps, on four times as many cells in single precision; every fourth is stored.
+    diffusion between the steps, in single precision.
     """
-    num, dt = 4 * resolution, t_end / (num_frames - 1)
+    num, dt = 4 * wanted.resolution, wanted.dt
 
     def advance(u: Tensor) -> Tensor:
+        u = u.float()
         num_steps = math.ceil(dt * num * float(u.abs().max()) / 0.45)
-        step, factors = dt / num_steps, heat(num, parameter / math.pi * dt / num_steps, torch.float32)
+        step = dt / num_steps
+        factors = heat(num, wanted.parameter / math.pi * dt / num_steps, torch.float32)
         for _ in range(num_steps):
             rise = u.roll(-1, -1) - u
             half = 0.5 * minmod(rise, rise.roll(1, -1))
@@ -109,26 +133,14 @@ def burgers(
             u = torch.fft.irfft(torch.fft.rfft(u) * factors, n=num)
         return u
 
-    u = torch.stack([sample_wave(seed, i)(cell_centres(num)) for i in indices])[:, None].float()
-    return frames(u, advance, num_frames, lambda u: u[..., 2::4])
+    return wanted.on_line(sample_wave, advance)
 
 
-def reaction_diffusion(
-    rho: float,
-    indices: Sequence[int],
-    *,
-    seed: int,
-    resolution: int,
-    num_frames: int,
-    parameter: float,
-    t_end: float,
-) -> Tensor:
-    """Solve by Strang splitting: exact reaction, three-point Laplacian on four times as many cells; every
-    fourth is stored.
-    """
-    num, num_steps = 4 * resolution, 32
-    step = t_end / (num_frames - 1) / num_steps
-    half, growth = heat(num, 0.5 * parameter * step), math.exp(rho * step)
+def reaction_diffusion(rho: float, wanted: Wanted) -> Tensor:
+    """Solve by Strang splitting: exact reaction, three-point Laplacian."""
+    num, num_steps = 4 * wanted.resolution, 32
+    step = wanted.dt / num_steps
+    half, growth = heat(num, 0.5 * wanted.parameter * step), math.exp(rho * step)
 
     def spread(u: Tensor, factors: Tensor) -> Tensor:
         return torch.fft.irfft(torch.fft.rfft(u) * factors, n=num)
@@ -140,8 +152,7 @@ def reaction_diffusion(
             u = spread(u, half * half if number < num_steps - 1 else half)
         return u
 
-    u = torch.stack([reacdiff.start(seed, i)(cell_centres(num)) for i in indices])[:, None]
-    return frames(u, advance, num_frames, lambda u: u[..., 2::4])
+    return wanted.on_line(reacdiff.start, advance)
 
 
 def tridiagonal(low: np.ndarray, diagonal: np.ndarray, up: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -158,20 +169,13 @@ def tridiagonal(low: np.ndarray, diagonal: np.ndarray, up: np.ndarray, right: np
     return right
 
 
-def diffusion_sorption(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
-) -> Tensor:
+def diffusion_sorption(wanted: Wanted) -> Tensor:
     """Solve by implicit Euler for cell contents (two Newton steps), on twice as many cells with walls at 0
     and 1; stores means.
     """
-    num, dt, capacity = (
-        2 * resolution,
-        t_end / (num_frames - 1),
-        diff_sorp.sorbed_capacity(diff_sorp.FREUNDLICH_N),
-    )
+    num, capacity = 2 * wanted.resolution, diff_sorp.sorbed_capacity(diff_sorp.FREUNDLICH_N)
     scale = diff_sorp.DIFFUSION * num**2
-    # -D u_x at the right wall is u there: what leaves is u_cell / (1/D * half a cell + 1) in units of D *
-    # num^2 ..
+    # -D u_x at the right wall is u there: what leaves is u_cell / (1/D * half a cell + 1), here over D num^2
     leaving = 2 * diff_sorp.DIFFUSION * num / (1 + 2 * diff_sorp.DIFFUSION * num) / diff_sorp.DIFFUSION / num
 
     def implicit(u: np.ndarray, step: float) -> np.ndarray:
@@ -187,13 +191,12 @@ def diffusion_sorption(
             new = np.clip(tridiagonal(off, diagonal, off, right), 0, diff_sorp.LEFT)
         return new
 
-    u = np.repeat(np.array([[diff_sorp.sample_start(seed, i) for i in indices]]), num, 0)
+    u = np.repeat(np.array([wanted.starts(diff_sorp.sample_start)]), num, 0)
     out = [u]
-    for frame in range(1, num_frames):
-        pieces = [dt * 2.0**-octave for octave in (8, 8, 7, 6, 5, 4, 3, 2, 1)] if frame == 1 else [dt]
-        for piece in pieces:
+    for frame in range(1, wanted.num_frames):
+        for octave in (8, 8, 7, 6, 5, 4, 3, 2, 1) if frame == 1 else (0,):
             for _ in range(8):
-                u = implicit(u, piece / 8)
+                u = implicit(u, wanted.dt * 2.0**-octave / 8)
         out.append(u)
     u = torch.from_numpy(np.stack(out)).permute(2, 0, 1)[:, :, None]
     return means(u, 2, 1).float()
@@ -202,44 +205,38 @@ def diffusion_sorption(
 # ---- waves in a gas and in shallow water -------------------------------------------------------------------
 
 
-class GasLaw:
-    """Primitive variables (density, pressure, V) and the flux of (density, energy, momentum)."""
+class Law(NamedTuple):
+    """Primitive and conserved variables, of which velocities and momenta are the last, from `first` on;
+    pressure and the square of the speed of sound as functions of primitive variables."""
 
-    conserved, primitive = staticmethod(gas.conserved), staticmethod(gas.primitive)
+    first: int
+    conserved: Callable[[Tensor], Tensor]
+    primitive: Callable[[Tensor], Tensor]
+    pressure: Callable[[Tensor], Tensor]
+    sound: Callable[[Tensor], Tensor]
 
-    @staticmethod
-    def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        velocity, pressure = fields[:, 2 + axis : 3 + axis], fields[:, 1]
-        flux = state * velocity
-        flux[:, 1] += pressure * velocity[:, 0]
-        flux[:, 2 + axis] += pressure
+    def flux(self, fields: Tensor, state: Tensor, axis: int) -> Tensor:
+        velocity, pressure = fields[:, self.first + axis], self.pressure(fields)
+        flux = state * velocity[:, None]
+        flux[:, 1 : self.first] += (pressure * velocity)[:, None]  # of the energy, if there is one
+        flux[:, self.first + axis] += pressure
         return flux
 
-    @staticmethod
-    def speed(fields: Tensor, axis: int) -> Tensor:
-        return (fields[:, 2 + axis].abs() + (gas.GAMMA * fields[:, 1] / fields[:, 0]).sqrt())[:, None]
+    def speed(self, fields: Tensor, axis: int) -> Tensor:
+        return (fields[:, self.first + axis].abs() + self.sound(fields).sqrt())[:, None]
 
 
-class WaterLaw:
-    """(h, u, v) and the flux of (h, h u, h v)."""
-
-    @staticmethod
-    def conserved(fields: Tensor) -> Tensor:
-        return torch.cat([fields[:, :1], fields[:, :1] * fields[:, 1:]], 1)
-
-    @staticmethod
-    def primitive(state: Tensor) -> Tensor:
-        return torch.cat([state[:, :1], state[:, 1:] / state[:, :1]], 1)
-
-    @staticmethod
-    def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        flux = state * fields[:, 1 + axis : 2 + axis]
-        flux[:, 1 + axis] += 0.5 * shallow_water.GRAVITY * fields[:, 0].square()
-        return flux
-
-    @staticmethod
-    def speed(fields: Tensor, axis: int) -> Tensor:
-        return (fields[:, 1 + axis].abs() + (shallow_water.GRAVITY * fields[:, 0]).sqrt())[:, None]
+GRAVITY = shallow_water.GRAVITY
+GAS = Law(  # (density, pressure, V), (density, energy, momentum)
+    2, gas.conserved, gas.primitive, lambda u: u[:, 1], lambda u: gas.GAMMA * u[:, 1] / u[:, 0]
+)
+WATER = Law(  # (h, u, v), (h, h u, h v)
+    1,
+    lambda u: torch.cat([u[:, :1], u[:, :1] * u[:, 1:]], 1),
+    lambda u: torch.cat([u[:, :1], u[:, 1:] / u[:, :1]], 1),
+    lambda u: 0.5 * GRAVITY * u[:, 0].square(),
+    lambda u: GRAVITY * u[:, 0],
+)
 
 
 def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
@@ -254,7 +251,7 @@ def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
 
 def waves(
     fields: Tensor,
-    law: type[GasLaw] | type[WaterLaw],
+    law: Law,
     *,
     width: float,
     is_periodic: bool,
@@ -312,91 +309,59 @@ def waves(
         yield law.primitive(state)
 
 
-def compressible(
-    start: Callable[..., Tensor],
-    ndim: int,
-    side: float,
-    indices: Sequence[int],
-    *,
-    seed: int,
-    resolution: int,
-    num_frames: int,
-    parameter: float,
-    t_end: float,
-) -> Tensor:
+def compressible(start: Callable[..., Tensor], ndim: int, side: float, wanted: Wanted) -> Tensor:
     """Solve by `waves`, in 1D on twice as many cells, in single precision; stores means of conserved
     variables.
     """
     finer = 2 if ndim == 1 else 1
-    fields = torch.stack([start(random_stream(seed, i), finer * resolution) for i in indices]).float()
-    found = waves(
-        fields,
-        GasLaw,
-        width=side / (finer * resolution),
-        is_periodic=True,
-        dt=t_end / (num_frames - 1),
-        num_frames=num_frames,
-        viscosity=parameter,
-    )
+    cells = finer * wanted.resolution
+    fields = torch.stack([start(stream, cells) for stream in wanted.starts(random_stream)]).float()
+    of_gas = {"width": side / cells, "is_periodic": True, "viscosity": wanted.parameter}
+    found = waves(fields, GAS, dt=wanted.dt, num_frames=wanted.num_frames, **of_gas)
     return torch.stack([gas.primitive(means(gas.conserved(part), finer, ndim)) for part in found], 1)
 
 
-def water(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
-) -> Tensor:
+def water(wanted: Wanted) -> Tensor:
     """Solve by `waves` on twice as many cells per axis in single precision; stores means."""
-    fields = torch.stack(
-        [shallow_water.dam(shallow_water.sample_radius(seed, i), 2 * resolution) for i in indices]
-    ).float()
-    found = waves(
-        fields,
-        WaterLaw,
-        width=0.5 * shallow_water.SIDE / resolution,
-        is_periodic=False,
-        dt=t_end / (num_frames - 1),
-        num_frames=num_frames,
-    )
+    cells, radii = 2 * wanted.resolution, wanted.starts(shallow_water.sample_radius)
+    fields = torch.stack([shallow_water.dam(radius, cells) for radius in radii]).float()
+    of_lake = {"width": 0.5 * shallow_water.SIDE / wanted.resolution, "is_periodic": False}
+    found = waves(fields, WATER, dt=wanted.dt, num_frames=wanted.num_frames, **of_lake)
     return torch.stack([means(part[:, :1], 2, 2) for part in found], 1)
 
 
 # ---- 2D ----------------------------------------------------------------------------------------------------
 
 
-def darcy_flow(
-    indices: Sequence[int], *, seed: int, resolution: int, parameter: float, **_: object
-) -> Tensor:
+def darcy_flow(wanted: Wanted) -> Tensor:
     """Solve on twice as many cells per axis; stores means of a and u."""
-    a = torch.stack([darcy.sample_coefficient(seed, i, 2 * resolution) for i in indices])
-    u = darcy.solve(a, torch.full_like(a, parameter))
+    a = torch.stack(wanted.starts(darcy.sample_coefficient, 2 * wanted.resolution))
+    u = darcy.solve(a, torch.full_like(a, wanted.parameter))
     return means(torch.stack([a, u], 1), 2, 2)[:, None].float()
 
 
-def diffusion_reaction(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
-) -> Tensor:
+def diffusion_reaction(wanted: Wanted) -> Tensor:
     """Solve by explicit Euler steps of finite volumes on twice as many cells per axis, in single precision;
     stores means. The initial noise is constant on stored cells.
     """
-    dt, width = t_end / (num_frames - 1), 0.5 * diff_react.SIDE / resolution
-    num_steps = math.ceil(dt * 4 * diff_react.DIFFUSION_V / (0.8 * width**2))
-    step = dt / num_steps
+    width = 0.5 * diff_react.SIDE / wanted.resolution
+    num_steps = math.ceil(wanted.dt * 4 * diff_react.DIFFUSION_V / (0.8 * width**2))
+    step = wanted.dt / num_steps
     spread = step / width**2 * torch.tensor([diff_react.DIFFUSION_U, diff_react.DIFFUSION_V]).view(2, 1, 1)
 
     def advance(state: Tensor) -> Tensor:
         for _ in range(num_steps):
             near = F.pad(state, (1, 1, 1, 1), mode="replicate")
-            across, along = (
-                near[..., 2:, 1:-1] + near[..., :-2, 1:-1],
-                near[..., 1:-1, 2:] + near[..., 1:-1, :-2],
-            )
+            across = near[..., 2:, 1:-1] + near[..., :-2, 1:-1]
+            along = near[..., 1:-1, 2:] + near[..., 1:-1, :-2]
             change = spread * (across + along - 4 * state)
             u, v = state.unbind(1)
             state = state + change + step * torch.stack([u - u * u * u - diff_react.REACTION_K - v, u - v], 1)
         return state
 
-    noise = torch.stack([diff_react.sample_noise(seed, i, resolution) for i in indices]).float()
+    noise = torch.stack(wanted.starts(diff_react.sample_noise, wanted.resolution)).float()
     fine = noise.repeat_interleave(2, -1).repeat_interleave(2, -2)
-    return frames(fine, advance, num_frames, lambda state: means(state, 2, 2))
+    return frames(fine, advance, wanted.num_frames, lambda state: means(state, 2, 2))
 
 
 def bilinear(values: Tensor, x: Tensor, y: Tensor, offset: tuple[float, float], n: int) -> Tensor:
@@ -413,19 +378,17 @@ def bilinear(values: Tensor, x: Tensor, y: Tensor, offset: tuple[float, float], 
 U_AT, V_AT, C_AT = (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)  # where faces and centres are, in cells
 
 
-def incompressible(
-    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
-) -> Tensor:
+def incompressible(wanted: Wanted) -> Tensor:
     """Solve as PhiFlow, which PDEBench used: semi-Lagrangian advection by linear interpolation on a staggered
     grid of the stored cells, explicit diffusion, pressure projection; first order, single precision.
     """
-    n, dt = resolution, t_end / (num_frames - 1)
-    num_steps = math.ceil(dt / (0.2 / (n**2 * ns_incompressible.VISCOSITY)))
-    step = dt / num_steps
+    n = wanted.resolution
+    num_steps = math.ceil(wanted.dt / (0.2 / (n**2 * ns_incompressible.VISCOSITY)))
+    step = wanted.dt / num_steps
     basis, eigenvalue = (part.float() for part in eigenbasis(n))
     total = eigenvalue[:, None] + eigenvalue
     total[0, 0] = math.inf
-    starts = [ns_incompressible.sample_start(seed, i, n) for i in indices]
+    starts = wanted.starts(ns_incompressible.sample_start, n)
     v, c, force = (torch.stack(parts).float() for parts in zip(*starts, strict=True))
     centres, faces = (torch.arange(n) + 0.5) / n, torch.arange(n + 1) / n
     places = {
@@ -465,7 +428,7 @@ def incompressible(
         return u, v, c
 
     state, still, out = (*project(v[:, 0], v[:, 1].mT), c), (force[:, 0], force[:, 1].mT), []
-    for frame in range(num_frames):
+    for frame in range(wanted.num_frames):
         u, v, c = state = advance(state) if frame else state
         out.append(
             torch.stack([0.5 * (u[:, 1:] + u[:, :-1]), 0.5 * (v[:, :, 1:] + v[:, :, :-1]), c, *still], 1)
@@ -491,60 +454,38 @@ NUMERICS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def solve(task: str, indices: np.ndarray, **settings: object) -> np.ndarray:
-    """Return trajectories `indices` of a task, (n, time, channel, *space) float32."""
-    return NUMERICS[task](indices.tolist(), **settings).numpy()
+def solve(task: str, indices: Sequence[int], **settings: Any) -> np.ndarray:
+    """Return trajectories `indices` of a task, (n, time, channel, *space) float32. settings: of `Wanted`."""
+    return NUMERICS[task](Wanted([*map(int, indices)], **settings)).numpy()
 
 
-def generator(task: str) -> str:
-    """Return the name of the generator, for the settings of a file."""
-    return f"bench.numerics {EDITIONS.get(task, 1)}"
-
-
-def usual_settings(config: Config, task: str) -> dict[str, object]:
-    """Return the settings of a task's files, without the parameter."""
-    wanted = config.task[task]
+def settings_of(config: Config, task: str, is_long: bool = False) -> dict[str, Any]:
+    """Return the settings of a task's files, without the parameter, or of its long trajectories."""
+    wanted, horizons = config.task[task], HORIZONS if is_long else 1
     return {
-        "generator": generator(task),
-        "seed": config.data.seed,
-        "num_trajectories": wanted.num_trajectories,
+        "generator": f"bench.numerics {EDITIONS.get(task, 1)}",
+        "seed": config.data.seed + LONG_SEED * is_long,
+        "num_trajectories": NUM_LONG if is_long else wanted.num_trajectories,
         "resolution": wanted.resolution,
-        "num_frames": wanted.num_frames,
-        "t_end": wanted.t_end,
+        "num_frames": horizons * (wanted.num_frames - 1) + 1,
+        "t_end": horizons * wanted.t_end,
     }
 
 
-def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
-    """Return folder and settings of a task's long trajectories."""
-    wanted = config.task[task]
-    return Path(config.data.root) / "long" / task, {
-        "generator": generator(task),
-        "seed": config.data.seed + LONG_SEED,
-        "num_trajectories": NUM_LONG,
-        "resolution": wanted.resolution,
-        "num_frames": HORIZONS * (wanted.num_frames - 1) + 1,
-        "t_end": HORIZONS * wanted.t_end,
-    }
+def long_folder(config: Config, task: str) -> Path:
+    return Path(config.data.root) / "long" / task
 
 
 def generate(config: Config, task: str, is_long_needed: bool = True) -> None:
     """Write missing files of a task, one per parameter value, and its long trajectories."""
-    wanted, spec = config.task[task], get_task(task)
-    places = [
-        (config.data_dir(task), usual_settings(config, task)),
-        *([long_config(config, task)] if is_long_needed and not spec.is_steady else []),
-    ]
-    for folder, settings in places:
+    spec = get_task(task)
+    for is_long in (False, True) if is_long_needed and not spec.is_steady else (False,):
+        folder = long_folder(config, task) if is_long else config.data_dir(task)
         folder.mkdir(parents=True, exist_ok=True)
-        for parameter in wanted.parameters or [None]:
+        for parameter in config.task[task].parameters or [None]:
             path, begun = folder / spec.file_for(parameter), time.process_time()
-            write_data(
-                path,
-                task,
-                partial(solve, task),
-                generation_settings(task, parameter=parameter, **settings),
-                chunk=CHUNK,
-            )
+            settings = generation_settings(task, parameter=parameter, **settings_of(config, task, is_long))
+            write_data(path, task, partial(solve, task), settings, chunk=CHUNK)
             print(f"{path}: {time.process_time() - begun:.1f} s", flush=True)
 
 

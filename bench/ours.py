@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache as cache_once
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bench.baselines import Stopwatch, Trained
+from bench.baselines import Stopwatch, Trained, Training
 from ups.common.user_solver import solvers_of
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
@@ -90,7 +91,7 @@ def train_ours(
         run=dataclasses.replace(config.run, seed=seed),
     )
     cache, place = open_cache(config, task), torch.device(device)
-    watch, cpu_before = Stopwatch(clock), time.process_time()
+    watch = Stopwatch(clock)
     head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds, enough)
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_state(head)
@@ -108,39 +109,25 @@ def train_ours(
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
     windows = Windows({task: cache}, config.task, {task: context}, scaled, seed)
 
-    history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
+    def validate() -> dict[str, float]:
+        rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
+        with ema.swap():
+            found = pooled(squared_errors(operator, cache, rows, context, place))
+        return {"val": min(found.values()), **found}
 
-    def training_steps() -> Iterator[int]:
-        """Take steps until the budget is spent, and validate at the checkpoints."""
-        nonlocal chosen
-        marks = [0.7, 0.85, 1.0]
-        is_exact = best <= enough or not is_worth_training(operator.heads[task].scale)
-        while marks:
-            share = 1.0 if is_exact else min(watch() / budget_seconds, 1.0)
-            if share < 1.0:
-                begun = clock()
-                yield int(share * RESOLUTION)
-                times.append(clock() - begun)
-            if share >= marks[0]:
-                marks.pop(0)
-                with watch, ema.swap():
-                    rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
-                    found = pooled(squared_errors(operator, cache, rows, context, place))
-                history.append({"share": share, "val": min(found.values()), **found})
-                if chosen is None or min(found.values()) < chosen[0]:
-                    chosen = (min(found.values()), ema.snapshot())
-                if chosen[0] <= enough:
-                    break
+    training = Training(budget_seconds, watch, validate, ema.snapshot, enough)
+    training.history.append({"share": 0.0, "steps": 0, "val": best, "base": best})
 
     def loss(now: int) -> Tensor:
-        batch = replace(windows.schedule.batch(len(times)), step=now)
+        batch = replace(windows.schedule.batch(len(training.times)), step=now)
         window = windows.read(operator.heads[batch.task], batch, slice(0, len(batch)))
         return operator_loss(operator, batch.task, *window)[0]
 
+    is_exact = best <= enough or not is_worth_training(operator.heads[task].scale)
     stopped = fit(
         operator,
         loss,
-        training_steps(),
+        (int(share * RESOLUTION) for share in training.shares(is_exact)),
         optimizer,
         lambda now: learning_rate(now, RESOLUTION, settings.optim),
         settings.optim.clip_norm,
@@ -148,10 +135,10 @@ def train_ours(
     )
     if stopped is not None:
         raise ValueError(
-            f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the "
-            "learning rates of the operator."
+            f"the gradient of {task} is not finite at step {len(training.times)}; expected numbers. Lower "
+            "the learning rates of the operator."
         )
-    operator.load_state_dict(chosen[1], strict=False)
+    operator.load_state_dict(training.weights, strict=False)
     trained = operator.heads[task]
     operator.eval()
 
@@ -165,23 +152,10 @@ def train_ours(
         selection, _ = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
         return selection["network_weight"]
 
-    def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        trained.facts = dataclasses.replace(trained.facts, network_weight=network_weight())
+    def forecast(given: Tensor, values: Tensor, num_steps: int, weight: Callable[[], float]) -> Tensor:
+        trained.facts = dataclasses.replace(trained.facts, network_weight=weight())
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
-    def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        trained.facts = dataclasses.replace(trained.facts, network_weight=0.0)
-        return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
-
-    step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
-    return Trained(
-        predict,
-        sum(p.numel() for p in operator.parameters()),
-        len(times),
-        step_ms,
-        watch(),
-        time.process_time() - cpu_before,
-        0,
-        history,
-        predict_base,
-    )
+    num_parameters = sum(p.numel() for p in operator.parameters())
+    alone = partial(forecast, weight=lambda: 0.0)
+    return training.trained(partial(forecast, weight=network_weight), num_parameters, predict_base=alone)

@@ -38,7 +38,7 @@ from torch import Tensor
 import ups
 from bench import authors
 from bench.command import parser_of, run_scripts
-from bench.eleven import RESULTS, keep, processor
+from bench.entries import RESULTS, processor, put
 from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
@@ -47,7 +47,6 @@ from ups.evaluation.break_even import MIN_CELLS, regridded, timed, train_seconds
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.tasks import TASKS, Task
-from ups.training.environment import describe_environment
 from ups_discovery.boundary import PERIODIC
 from ups_discovery.spectral import resample
 from ups_solvers import SOLVERS
@@ -258,9 +257,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in args.row:
         found = concluded(*(family(name) if name in families else stranger(name, args.python)))
         key = {"column": "pays", "seed": 0, "processor": processor("cpu"), "budget_s": 0}
-        environment = describe_environment(1, torch.device("cpu")) | {"load": os.getloadavg()}
-        one = {"key": key, "row": found, "environment": environment}
-        keep({"task": name, "entries": [one]}, RESULTS / "pays")
+        put(name, RESULTS / "pays", key, {"row": found})
         print(name, json.dumps(found), flush=True)
 
 

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from bench import eleven
 from bench.command import parse, parser_of
-from bench.compare import MODELS, fit, settings_of
+from bench.eleven import identity
+from bench.entries import described, keep, read
 from bench.score import Split, load, rollout, summary, with_cache
-from bench.tune import add_arguments, best_error, prepare
+from bench.tune import MODELS, add_arguments, contestant, key_of, prepare
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
@@ -92,32 +92,30 @@ def race(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     threshold = threshold_of(task, config.task[task].parameters)
     with_cache(config, task)
     problem, splits = load(config, task)
-    settings = settings_of(args.model, config, problem, splits["val"], args)
+    model = contestant(args.model, config, problem, splits["val"], args)
+    settings = model.settings()
     enough = MARGIN * float(threshold["nrmse"])
     begun, cpu_begun = time.perf_counter(), time.process_time()
-    trained = fit(args.model, config, problem, splits["val"], settings, args, seed, args.budget, enough)
+    trained = model.train(settings, seed, args.budget, enough)
     trained.predict(splits["val"].given[:1], splits["val"].parameters[:1], 1)  # decides the network weight
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
 
     errors, _ = rollout(trained, splits["test"], config.evaluate.batch_size)
     found = summary(errors, splits["test"], problem.is_steady, config.evaluate.num_bootstrap)
-    row = {
+    row = trained.costs() | {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "nrmse": found["nrmse"],
         "threshold": float(threshold["nrmse"]),
         "by": threshold["network"],
         "is_below": found["nrmse"] <= float(threshold["nrmse"]),
-        "validation": best_error(trained),
-        "steps": trained.steps,
         "history": trained.history,
         "protocol": protocol(config, task, splits["test"]),
         "machine": machine(args.device),
     }
-    key = eleven.key_of(args, args.model, seed, eleven.identity(config, task))
-    record = eleven.read(task, RECORDS)
-    record["entries"].append(eleven.entry(key, settings, args, row=row))
-    eleven.keep(record, RECORDS)
+    record, key = read(task, RECORDS), key_of(args, args.model, seed, identity(config, task))
+    one = {"key": key, "settings": settings, "row": row, "environment": described(args.device)}
+    keep(record | {"entries": [*record["entries"], one]}, RECORDS)
     print(
         f"{task} {args.model}: nRMSE {row['nrmse']:.2e} after {seconds:.1f} s ({cpu_seconds:.1f} of the "
         f"processor), {'below' if row['is_below'] else 'NOT below'} the {row['threshold']:.2e} of "
@@ -132,7 +130,7 @@ def page(folder: Path = RECORDS) -> str:
     threshold, or the most exact one that is not."""
     best: dict[tuple, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
-        for entry in eleven.read(path.stem, folder)["entries"]:
+        for entry in read(path.stem, folder)["entries"]:
             row = entry["row"]
             place = path.stem, row["threshold"], entry["key"]["column"], row["machine"], row["protocol"]
             order = (not row["is_below"], row["seconds"] if row["is_below"] else row["nrmse"])
@@ -158,7 +156,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.set_defaults(
         config=ROOT / "bench" / "records.yaml",
         search=0.0,
-        clock="wall",
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
     args = parse(parser, argv)
@@ -166,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
         if args.task is None:
             parser.error("--task is missing, such as --task burgers1d")
         threads = torch.get_num_threads()
-        prepare(args)
+        prepare(args, clock="wall")
         torch.set_num_threads(threads)  # a record is of the whole machine
         race(load_config(args.config, args.overrides), args)
     PAGE.write_text(page(), encoding="utf-8")

@@ -29,11 +29,8 @@ class Settings:
 
     network: kind of the backbone. width, depth, modes: as in `ModelConfig`. patch: cells per axis that become
     one token. history: input frames. loss: mse of the scaled change; change: per-sample error over that
-    sample's change; field: over that sample's field. decay_start: fraction of the budget at which the rate
-    starts to fall linearly to zero, after a warm-up. unroll_fraction: last fraction of the budget, trained
-    through two steps. is_scored_only: train only on windows where the rollout is scored. augment: random
-    shifts (periodic) or the square's symmetries, where they hold. ema: decay of averaged weights (0: none).
-    precision: of the network; the last frame, the change and the loss are float32.
+    sample's change; field: over that sample's field. unroll_fraction: last fraction of the budget, trained
+    through two steps. is_scored_only: train only on windows where the rollout is scored.
     """
 
     network: Literal["fno", "unet"] = "fno"
@@ -44,15 +41,9 @@ class Settings:
     history: int = 1
     loss: Literal["mse", "change", "field"] = "mse"
     lr: float = 2e-3
-    weight_decay: float = 1e-4
     batch_size: int = 32
-    warmup: float = 0.02
-    decay_start: float = 0.3
     unroll_fraction: float = 0.3
     is_scored_only: bool = False
-    augment: bool = True
-    ema: float = 0.0
-    precision: Literal["bf16", "float32"] = "bf16"
 
 
 # best: of a network on a task; usual: on other tasks, by dimension; starts: of a search, by dimension

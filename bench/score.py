@@ -23,9 +23,8 @@ from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date, open_source
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth
-from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
-from ups.metrics.intervals import Resamples, bootstrap, merge
-from ups.metrics.spectra import rms
+from ups.metrics.errors import are_pooled, pooled, relative, score, summarise_errors
+from ups.metrics.intervals import Moments, Resamples, Scores, bootstrap, defined_mean, merge
 from ups.models.windows import symmetry
 
 # ---- data --------------------------------------------------------------------------------------------------
@@ -113,83 +112,59 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
 # ---- scores ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Errors:
-    """Mean squares over cells per trajectory, frame and channel (n, T, C), float64: of the error and of the
-    truth."""
-
-    error: Tensor
-    truth: Tensor
-
-    @classmethod
-    def of(cls, pred: Tensor, truth: Tensor) -> Errors:
-        return cls(rmse(pred, truth).square().nan_to_num(nan=torch.inf), rms(truth).square())
-
-    def moments(self, is_steady: bool) -> Tensor:
-        """Return (n, M); `headline` turns their mean over trajectories into the error."""
-        if is_steady:
-            return (self.error / self.truth).sqrt().flatten(1)
-        return torch.cat((self.error.flatten(1), self.truth.flatten(1)), 1)
-
-    def pooled(self) -> Tensor:
-        """Return (T,), the mean over channels."""
-        return (self.error.mean(0) / self.truth.mean(0)).sqrt().mean(1)
-
-
-def headline(mean: Tensor, is_steady: bool) -> Tensor:
-    """Turn mean moments (B, M) into errors (B,)."""
+def ranking(scores: Scores, is_steady: bool) -> Moments:
+    """Return moments and statistic of the error that ranks models."""
     if is_steady:
-        return mean.mean(1)
-    half = mean.shape[1] // 2
-    return (mean[:, :half] / mean[:, half:]).sqrt().mean(1)
+        return defined_mean(relative(scores).flatten(1))
+    return pooled(scores["rmse"], scores["ref_rms"])
 
 
-def summary(errors: Errors, split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, Any]:
+def error_of(scores: Scores, is_steady: bool) -> float:
+    moments, statistic = ranking(scores, is_steady)
+    return float(statistic(moments.mean(0, keepdim=True))[0])
+
+
+def by_lead(scores: Scores) -> list[float]:
+    """Return the pooled error of every frame, mean over channels."""
+    moments, statistic = pooled(scores["rmse"], scores["ref_rms"], by_lead=True)
+    return statistic(moments.mean(0, keepdim=True))[0].tolist()
+
+
+def summary(scores: Scores, split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, Any]:
     """Return the errors of one model on one split; `error` is the one that ranks it."""
-    relative, pooled = (errors.error / errors.truth).sqrt(), errors.pooled()
-    value, low, high = bootstrap(
-        errors.moments(is_steady), lambda m: headline(m, is_steady), Resamples(num_bootstrap, 0, split.groups)
-    )
-    by_parameter = {}
-    for key in sorted(set(map(tuple, split.parameters.tolist()))) if split.parameters.shape[1] else ():
-        rows = (split.parameters == torch.tensor(key, dtype=split.parameters.dtype)).all(1)
-        moments = Errors(errors.error[rows], errors.truth[rows]).moments(is_steady)
-        by_parameter[",".join(f"{v:g}" for v in key)] = float(
-            headline(moments.mean(0, keepdim=True), is_steady)[0]
-        )
+    leads, of_frames = by_lead(scores), relative(scores)
+    value, low, high = bootstrap(*ranking(scores, is_steady), Resamples(num_bootstrap, 0, split.groups))
     return {
         "error": float(value),
         "low": float(low),
         "high": float(high),
-        "pooled": float(pooled.mean()),
-        "nrmse": float(relative.mean()),
-        "median": float(relative.median()),
-        "first_frame": float(pooled[0]),
-        "last_frame": float(pooled[-1]),
-        "by_parameter": by_parameter,
+        "pooled": error_of(scores, False),
+        "nrmse": float(of_frames.nanmean()),
+        "median": float(of_frames.nanmedian()),
+        "first_frame": leads[0],
+        "last_frame": leads[-1],
     }
 
 
 def paired_ratio(
-    one: list[Errors], other: list[Errors], split: Split, is_steady: bool, num_bootstrap: int
+    one: list[Scores], other: list[Scores], split: Split, is_steady: bool, num_bootstrap: int
 ) -> dict[str, float]:
     """Return the error of `one` over that of `other`, each averaged over its seeds, with the interval over
     common trajectories.
     """
-    moments = [errors.moments(is_steady) for errors in (*one, *other)]
-    width, num_one = moments[0].shape[1], len(one)
+    moments, (statistic, *_) = zip(*(ranking(scores, is_steady) for scores in (*one, *other)), strict=True)
 
     def ratio(mean: Tensor) -> Tensor:
-        values = torch.stack([headline(part, is_steady) for part in mean.split(width, 1)])
-        return values[:num_one].mean(0) / values[num_one:].mean(0)
+        values = torch.stack([statistic(part) for part in mean.split(moments[0].shape[1], 1)])
+        return values[: len(one)].mean(0) / values[len(one) :].mean(0)
 
     value, low, high = bootstrap(torch.cat(moments, 1), ratio, Resamples(num_bootstrap, 0, split.groups))
     return {"ratio": float(value), "low": float(low), "high": float(high)}
 
 
 @torch.no_grad()
-def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, float]:
-    """Return errors of all rows, and milliseconds per predicted state (median over full batches), of a
+def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Scores, float]:
+    """Return scores of all rows, and milliseconds per predicted state (median over full batches), of a
     processor if there is no GPU, as other programs may run beside.
 
     A first frame is predicted before, for what a model computes once, such as our network weight."""
@@ -201,31 +176,24 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
         pred = trained.predict(split.given[rows], split.parameters[rows], truth.shape[1])
         if len(rows) == min(batch_size, len(split.truth)):
             times.append(1e3 * (clock() - start) / (len(rows) * truth.shape[1]))
-        parts.append(Errors.of(split.predicted(pred), truth))
-    joined = Errors(torch.cat([part.error for part in parts]), torch.cat([part.truth for part in parts]))
-    return joined, sorted(times)[len(times) // 2]
+        parts.append(score(split.predicted(pred), truth))
+    return merge(parts), sorted(times)[len(times) // 2]
 
 
-@torch.no_grad()
-def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
-    """Return the model's row of results.json, scored as in evaluate.py; see ups/report/bench_rows.py."""
-    parts, num_frames = [], split.truth.shape[1]
-    for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
-        pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
-        parts.append(score(split.predicted(pred), split.truth[rows]))
+def report_row(scores: Scores, split: Split, config: Config, cache: Any) -> dict[str, Any]:
+    """Return the model's errors in results.json, as evaluate.py has them; see ups/report/bench_rows.py."""
+    num_frames, settings = split.truth.shape[1], config.evaluate
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
-    scores, settings = merge(parts), config.evaluate
-    is_pooled = are_pooled(scores["ref_rms"], cache.task.is_driven)
-    row = summarise_errors(
-        scores, Resamples(settings.num_bootstrap, config.run.seed, split.groups), times, is_pooled
-    )
-    return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
+    resamples = Resamples(settings.num_bootstrap, config.run.seed, split.groups)
+    return summarise_errors(scores, resamples, times, are_pooled(scores["ref_rms"], cache.task.is_driven))
 
 
-def trivial(problem: Problem, split: Split) -> tuple[str, Errors]:
+def persistence(split: Split) -> Scores:
+    return score(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
+
+
+def trivial(problem: Problem, split: Split) -> tuple[str, Scores]:
     """Return persistence of the last context frame; for a steady task, the mean training solution."""
-    if problem.is_steady:
-        return "training mean", Errors.of(
-            problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth
-        )
-    return "persistence", Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
+    if not problem.is_steady:
+        return "persistence", persistence(split)
+    return "training mean", score(problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth)

@@ -19,25 +19,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench.baselines import Trained
 from bench.command import parser_of
-from bench.compare import fit, settings_of
-from bench.eleven import RESULTS, entry, has, key_of, put, read
+from bench.entries import RESULTS, is_there, put
 from bench.numerics import frames, means
-from bench.score import Split, load, rollout, summary, with_cache
-from bench.tune import OUT, add_arguments, prepare
+from bench.score import Split, error_of, load, persistence, rollout, with_cache
+from bench.tune import OUT, add_arguments, contestant, key_of, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
 from ups.config.load import load_config
+from ups.metrics.intervals import Scores
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -47,6 +46,7 @@ SCALES, MIDDLE = (0.25, 0.5, 1.0, 2.0, 4.0), 2
 TRAINED = tuple(np.geomspace(2**-0.5, 2**0.5, 20).tolist())
 SEED, NUM_STARTS, NUM_TEST, NUM_FRAMES = 36, 160, 16, 21
 BATCH = 64
+Tests = dict[tuple[int, int], Split]  # (index of scale, index of wave number) -> test trajectories
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,9 @@ def training_config(family: str, parent: Path) -> Path:
     return write_config(path, parent, family, facts.dt, task.boundary, task.spans[0])
 
 
-def cells(family: str) -> dict[tuple[int, int], Split]:
-    """Return (index of scale, index of wave number) -> its test trajectories, whose starts no model has
-    seen.
-    """
+@cache
+def cells(family: str) -> Tests:
+    """Return test trajectories, whose starts no model has seen."""
     facts, indices, out = FAMILIES[family], range(NUM_STARTS, NUM_STARTS + NUM_TEST), {}
     for (row, scale), (column, modes) in itertools.product(enumerate(SCALES), enumerate(facts.num_modes)):
         u = facts.solutions(indices, modes, scale)
@@ -123,40 +122,33 @@ def cells(family: str) -> dict[tuple[int, int], Split]:
     return out
 
 
-def persistence(given: Tensor, parameters: Tensor, num_steps: int) -> Tensor:
-    return given[:, -1:].expand(-1, num_steps, *given.shape[2:])
-
-
-def errors_on(trained: Trained, tests: dict[tuple[int, int], Split]) -> list[list[float]]:
+def errors_on(tests: Tests, scores_of: Callable[[Split], Scores]) -> list[list[float]]:
     """Return the errors [scale][wave number]."""
-    found = [
-        summary(rollout(trained, split, BATCH)[0], split, False, 1)["error"]
-        for _, split in sorted(tests.items())
-    ]
+    found = [error_of(scores_of(split), False) for _, split in sorted(tests.items())]
     return np.reshape(found, (len(SCALES), -1)).tolist()
 
 
-def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple[int, int], Split]) -> None:
+def evaluate(args: argparse.Namespace, column: str, seed: int) -> None:
     """Train a column in the trained regime and score it on the grid, unless the result exists."""
     family = args.task
     key = key_of(args, column, seed, identity(family))
-    if has(read(family, FOLDER), key):
-        print(f"{family} {column} seed {seed}: there", flush=True)
+    if is_there(family, FOLDER, key):
         return
     config = with_cache(load_config(args.config), family)
     problem, splits = load(config, family)
-    tests.update(tests or cells(family))
-    settings = settings_of(column, config, problem, splits["val"], args)
-    trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
+    model = contestant(column, config, problem, splits["val"], args)
+    settings = model.settings()
+    trained = model.train(settings, seed, args.budget)
     facts = {
         "family": asdict(FAMILIES[family]),
         "scales": SCALES,
         "trained_scales": TRAINED,
         "rows": {"train": len(problem.train), "test": NUM_TEST},
-        "persistence": errors_on(Trained(persistence, 0, 0, 0.0, 0.0), tests),
+        "persistence": errors_on(cells(family), persistence),
     }
-    cost, errors = {"steps": trained.steps, "seconds": trained.seconds}, errors_on(trained, tests)
-    put(family, FOLDER, entry(key, settings, args, **cost, errors=errors), **facts)
+    errors = errors_on(cells(family), lambda split: rollout(trained, split, BATCH)[0])
+    found = trained.costs() | {"settings": settings, "errors": errors}
+    put(family, FOLDER, key, found, args.device, **facts)
     shown = np.array_str(np.array(errors), precision=3)
     print(f"{family} {column} seed {seed}, scales down, wave numbers across:\n{shown}", flush=True)
 
@@ -175,9 +167,8 @@ def main(argv: list[str] | None = None) -> None:
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed
     for family in args.family:
         mine = vars(args) | {"task": family, "config": training_config(family, args.config)}
-        tests: dict[tuple[int, int], Split] = {}  # solved for the first training that needs them
         for seed, column in itertools.product(seeds, args.column):
-            evaluate(argparse.Namespace(**mine), column, seed, tests)
+            evaluate(argparse.Namespace(**mine), column, seed)
 
 
 if __name__ == "__main__":

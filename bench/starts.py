@@ -9,7 +9,6 @@ no training saw. Seconds: processor time; those of the start include the forecas
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 
@@ -19,11 +18,13 @@ import torch
 from scipy.sparse.linalg import LinearOperator, cg
 
 import ups
-from bench.eleven import RESULTS
+from bench.command import parser_of
+from bench.entries import RESULTS, save
 from ups_solvers import SOLVERS
 from ups_solvers.darcy import apply_operator
 from ups_solvers.initial import eigenbasis
 
+TASK, SIZE = "darcy2d", 64
 UNSEEN, NUM, TOLERANCE, NUM_DRAWS = 10_000, 20, 1e-8, 1000
 
 
@@ -80,35 +81,31 @@ def ratio(pairs: np.ndarray) -> list[float]:
 
 
 def main() -> None:
-    results = {}
-    for task, size in (("darcy2d", 64),):
-        start = ups.start("pretrained", task)
-        rows = range(UNSEEN, UNSEEN + NUM)
-        fields = [
-            SOLVERS[task].trajectory(2022, row, resolution=size, parameter=1.0)[0].numpy() for row in rows
-        ]
-        starts = [timed(start, u[:1]) for u in fields]
-        for name in ("none", "Poisson"):
-            found = []
-            for (a, u), (x0, took) in zip(fields, starts, strict=True):
-                A, b = matrix(a), np.ones(size * size)
-                check = apply_operator(torch.from_numpy(a), torch.from_numpy(u)).numpy().ravel()
-                assert np.allclose(A @ u.ravel(), check)
-                M = None if name == "none" else poisson(a)
-                (_, cold), cold_s = timed(solved, A, b, M, None)
-                (_, warm), warm_s = timed(solved, A, b, M, x0.ravel())
-                error = np.linalg.norm(x0 - u) / np.linalg.norm(u)
-                found.append([cold, warm, cold_s, warm_s + took, error])
-            numbers = np.array(found)
-            results[f"{task}, {name}"] = {
-                "iterations": numbers[:, :2].mean(0).tolist(),
-                "ratio": ratio(numbers[:, :2]),
-                "seconds": numbers[:, 2:4].mean(0).tolist(),
-                "ratio of seconds": ratio(numbers[:, 2:4]),
-                "error of the start": float(np.median(numbers[:, 4])),
-            }
-            print(task, name, json.dumps(results[f"{task}, {name}"]), flush=True)
-    (RESULTS / "starts.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    parser_of(__doc__).parse_args()
+    start, solver, results = ups.start("pretrained", TASK), SOLVERS[TASK], {}
+    rows = range(UNSEEN, UNSEEN + NUM)
+    fields = [solver.trajectory(2022, row, resolution=SIZE, parameter=1.0)[0].numpy() for row in rows]
+    starts = [timed(start, u[:1]) for u in fields]
+    for name in ("none", "Poisson"):
+        found = []
+        for (a, u), (x0, took) in zip(fields, starts, strict=True):
+            A, b = matrix(a), np.ones(a.size)
+            check = apply_operator(torch.from_numpy(a), torch.from_numpy(u)).numpy().ravel()
+            assert np.allclose(A @ u.ravel(), check)
+            M = None if name == "none" else poisson(a)
+            (_, cold), cold_s = timed(solved, A, b, M, None)
+            (_, warm), warm_s = timed(solved, A, b, M, x0.ravel())
+            found.append([cold, warm, cold_s, warm_s + took, np.linalg.norm(x0 - u) / np.linalg.norm(u)])
+        numbers = np.array(found)
+        results[f"{TASK}, {name}"] = row = {
+            "iterations": numbers[:, :2].mean(0).tolist(),
+            "ratio": ratio(numbers[:, :2]),
+            "seconds": numbers[:, 2:4].mean(0).tolist(),
+            "ratio of seconds": ratio(numbers[:, 2:4]),
+            "error of the start": float(np.median(numbers[:, 4])),
+        }
+        print(TASK, name, row, flush=True)
+    save(RESULTS / "starts.json", results)
 
 
 if __name__ == "__main__":

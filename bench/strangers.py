@@ -32,14 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.baselines import Trained
+from bench.baselines import Trained, best_error
 from bench.command import parser_of
-from bench.eleven import RESULTS, entry, has, key_of, put, read
+from bench.entries import RESULTS, is_there, put
 from bench.ours import train_ours
 from bench.rivals import Settings
-from bench.score import Errors, Split, load, rollout, with_cache
+from bench.score import Split, by_lead, load, persistence, rollout, with_cache
 from bench.search import Changes, Trial, search
-from bench.tune import OUT, add_arguments, best_error, prepare, search_seconds, train_rival
+from bench.tune import OUT, add_arguments, key_of, prepare, search_seconds, train_rival
 from bench.user_data import CONFIG, write, write_config
 from ups.config.load import load_config, to_dict
 from ups.data.cache import open_cache
@@ -213,8 +213,7 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
     config = with_cache(load_config(path, [*OVERRIDES, f"task.{problem}.patch=4"]), problem)
     given, splits = load(config, problem)
     key = key_of(args, column, seed, open_cache(config, problem).fingerprint)
-    if has(read(problem, FOLDER), key):
-        print(f"{problem} {column} seed {seed}: there", flush=True)
+    if is_there(problem, FOLDER, key):
         return
     more = {"network": partial(Authors, column)} if column in AUTHORS else {}
 
@@ -236,23 +235,22 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
         model = trained(settings, args.budget)
     with warnings.catch_warnings(record=True) as said:  # of ours: what a user hears of a late forecast
         warnings.simplefilter("always")
-        errors = rollout(model, test, BATCH)[0].pooled()
-    still = Errors.of(test.predicted(test.given[:, -1:]).expand_as(test.truth), test.truth).pooled()
+        errors = by_lead(rollout(model, test, BATCH)[0])
     cost = {"steps": model.steps, "seconds": model.seconds, "parameters": model.num_parameters}
     row = scores(errors) | {"validation": best_error(model), "warnings": [str(one.message) for one in said]}
-    facts = {"persistence": scores(still)}
+    facts = {"persistence": scores(by_lead(persistence(test)))}
     if column in AUTHORS:
         facts["package"] = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
-    put(problem, FOLDER, entry(key, settings, args, **cost, row=row), **facts)
+    put(problem, FOLDER, key, {"settings": settings, **cost, "row": row}, args.device, **facts)
     print(f"{problem} {column} seed {seed}: {row}, {cost}", flush=True)
 
 
-def scores(pooled: Tensor) -> dict[str, float]:
+def scores(pooled: list[float]) -> dict[str, float]:
     """Return the errors of the first frame, over the horizon and late, from those of all frames."""
     return {
-        "first": float(pooled[0]),
-        "error": float(pooled[:HORIZON].mean()),
-        "late": float(pooled[LATE - 1]),
+        "first": pooled[0],
+        "error": sum(pooled[:HORIZON]) / HORIZON,
+        "late": pooled[LATE - 1],
     }
 
 

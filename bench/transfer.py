@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from bench.baselines import Trained
 from bench.command import parse, parser_of, run_scripts
-from bench.eleven import RESULTS, described, has, processor, put, read
-from bench.numerics import NUMERICS, frames, means
+from bench.entries import RESULTS, is_there, processor, put
+from bench.numerics import frames, means, solve
 from bench.ours import train_ours
 from bench.score import Split, rollout, summary, with_cache
 from bench.tune import OUT
@@ -134,9 +134,9 @@ def settings(column: str) -> dict[str, Any]:
 def solved(family: str, indices: range, is_other: bool) -> Tensor:
     """Return trajectories by our solver or by other numerics, (n, time, 1, x)."""
     parameter, t_end, _ = FAMILIES[family]
-    solve = partial(NUMERICS[family]) if is_other else SOLVERS[family].simulate
     given = {"seed": 0, "resolution": 2 * NUM_CELLS, "num_frames": NUM_FRAMES}
-    return means(solve(indices, parameter=parameter, t_end=t_end, **given), 2, 1)
+    solver = partial(solve, family) if is_other else SOLVERS[family].simulate
+    return means(torch.as_tensor(solver(indices, parameter=parameter, t_end=t_end, **given)), 2, 1)
 
 
 def prepared(family: str, count: int, column: str, overrides: list[str]) -> Config:
@@ -171,7 +171,7 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
         "processor": processor("cpu"),
         "overrides": args.overrides,
     }
-    if has(read(family, KEPT), key):
+    if is_there(family, KEPT, key):
         return
     config = prepared(family, count, column, args.overrides)
     init = trunk(problems, seed) if problems else None
@@ -179,16 +179,15 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
     trained = train_ours(config, FAMILIES[family][2], args.budget, seed, modify=start)
     row: dict[str, Any] = {"steps": trained.steps, "validation": trained.history[-1]["val"]}
     for name, split in args.tests[family].items():
-        found = summary(rollout(trained, split, BATCH)[0], split, False, 1)
-        alone = argparse.Namespace(predict=trained.predict_base)
+        models = trained, Trained(trained.predict_base)
+        found, base = (summary(rollout(one, split, BATCH)[0], split, False, 1) for one in models)
         row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
-        row[name]["base"] = summary(rollout(alone, split, BATCH)[0], split, False, 1)["error"]
-    put(family, KEPT, {"key": key, "row": row, "environment": described(args.command)})
+        row[name]["base"] = base["error"]
+    put(family, KEPT, key, {"row": row})
     print(family, json.dumps(key | row), flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of(__doc__)
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--count", nargs="+", type=int, default=(5, 20), help="trajectories")
@@ -198,7 +197,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="processor seconds of one thread")
     args = parse(parser, argv)
     torch.set_num_threads(1)
-    args.command = " ".join(["python -m bench.transfer", *argv])
     train_ours(prepared("burgers1d", 5, "bare", args.overrides), "ring", WARM_UP, 0)
     args.tests = {family: tests(family) for family in args.family}
     given = (args.seeds, args.problems, args.column, args.count, args.family)

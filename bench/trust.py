@@ -26,7 +26,6 @@ Writes bench/results/trust/KIND.json; the tables are made by bench/table.py.
 """
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -42,7 +41,7 @@ import ups
 from bench.authors import DT, NUM_CELLS, solve, starts
 from bench.authors_solvers import AUTHORS
 from bench.command import parse, parser_of
-from bench.eleven import RESULTS, described, processor, put
+from bench.entries import RESULTS, processor, put
 from bench.inversion import trained
 from bench.shift_grid import FAMILIES, MIDDLE, NUM_TEST, TRAINED, cells, training_config
 from bench.shift_grid import NUM_STARTS as NUM_FILMS
@@ -302,16 +301,15 @@ def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int)
     num = min(num_val, SELECTION_FACTOR * config.operator.train.validate_trajectories) // 2
     starts, place = int(rows[:, 0].sum()), min(num, math.ceil((num + 1) * LEVEL))
     law = betabinom(starts, place, num + 1 - place)
+    key = {"column": task, "calibrated_on": num, "processor": processor("cpu")}
     entry = {
-        "key": {"column": task, "calibrated_on": num, "processor": processor("cpu")},
         "base": head.facts.base["name"],
         "starts": starts,
         "shifted": len(rows) - starts,
         "expected": [float(end) / starts for end in law.interval(0.95)],
         **{name: [value, *end] for name, value, *end in zip(FIGURES, found, *ends, strict=True)},
-        "environment": described(" ".join(["python -m bench.trust", *sys.argv[1:]])),
     }
-    put(kind, RESULTS / "trust", entry)
+    put(kind, RESULTS / "trust", key, entry)
     print(task, {name: np.round(entry[name], 3).tolist() for name in FIGURES}, flush=True)
 
 

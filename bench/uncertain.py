@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import parser_of
+from bench.table import interval, mean
 from ups.evaluation.claims import at
 from ups.report.report import check_results
 from ups.report.tables import label, markdown_table
@@ -90,48 +91,36 @@ def worst_of(leads: Series) -> Interval | None:
 
 def spread_over(found: list[Interval | None]) -> str:
     """Return the mean of the values and the widest interval of any."""
-    if any(entry is None or None in entry.values() for entry in found):
-        return "-"
-    values = [entry["value"] for entry in found]
-    return (
-        f"{sum(values) / len(values):.3f} [{min(entry['low'] for entry in found):.3f}, "
-        f"{max(entry['high'] for entry in found):.3f}]"
-    )
+    return "-" if any(one is None or None in one.values() for one in found) else interval(found)
 
 
-def mean(values: list[float | None]) -> str:
-    return "-" if None in values or not values else f"{sum(values) / len(values):.3g}"
-
-
-def row(runs: list[Results], task: str, model: str, other: str) -> list[str]:
-    entries, pair = [run.ensembles[task] for run in runs], f"{model} / {other}"
-    leads = [entry.by_lead(pair, "crps") for entry in entries]
+def row(entries: list[Entry], model: str, other: str) -> list[str]:
+    pair = f"{model} / {other}"
     ratios = [value for entry in entries for value in entry.by_lead(model, "ssr").get("value", [None])]
+    calls = [entry.number(model, "evaluations_per_state") for entry in entries]
     return [
         label(model),
         spread_over([entry.value(pair, "crps") for entry in entries]),
-        spread_over([worst_of(part) for part in leads]),
+        spread_over([worst_of(entry.by_lead(pair, "crps")) for entry in entries]),
         "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
-        mean([entry.number(model, "evaluations_per_state") for entry in entries]),
+        "-" if None in calls else f"{mean(calls):.3g}",
     ]
 
 
 def table(runs: list[Results]) -> str:
     """Return a Markdown table. Raises as `require_alike`."""
     require_alike(runs)
-    parts = []
+    parts, seeds = [], ", ".join(str(run.facts["protocol"]["seed"]) for run in runs)
     for task, entry in runs[0].ensembles.items():
-        other = "exact" if "exact" in entry.models() else "operator"
-        head = [cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD]
-        lines = [
-            row(runs, task, model, other) for model in entry.models() if model != other or other == "exact"
-        ]
-        title = (
-            f"{task}: {entry.number('', 'num_trajectories')} initial conditions, {len(leads_of(entry))} "
-            f"leads, {entry.number('', 'members')} members, {len(runs)} runs, seeds "
-            + ", ".join(str(run.facts["protocol"]["seed"]) for run in runs)
-        )
-        parts += [title, "\n".join(markdown_table(head, lines))]
+        is_known = "exact" in entry.models()
+        other, others = ("exact", "exact draws'") if is_known else ("operator", "the operator's")
+        entries, models = [run.ensembles[task] for run in runs], [*entry.models()]
+        lines = [row(entries, model, other) for model in models if is_known or model != other]
+        numbers = entry.number("", "num_trajectories"), len(leads_of(entry)), entry.number("", "members")
+        counts = "{} initial conditions, {} leads, {} members".format(*numbers)
+        head = [cell.format(others) for cell in HEAD]
+        parts += [f"{task}: {counts}, {len(runs)} runs, seeds {seeds}"]
+        parts += ["\n".join(markdown_table(head, lines))]
     return "\n\n".join(parts)
 
 

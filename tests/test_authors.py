@@ -11,7 +11,7 @@ import torch
 
 from bench import pays, shift_grid, strangers, transfer, user_data
 from bench.baselines import Trained
-from bench.score import Split
+from bench.score import Split, rollout
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -92,7 +92,7 @@ def test_cells_of_the_grid_are_in_their_place():
     def predict(given, parameters, num_steps):
         return given.expand(-1, num_steps, -1, -1) * parameters.view(-1, 1, 1, 1).float()
 
-    found = shift_grid.errors_on(Trained(predict, 0, 0, 0.0, 0.0), splits)
+    found = shift_grid.errors_on(splits, lambda split: rollout(Trained(predict), split, 2)[0])
     assert found == [
         [pytest.approx(abs(row - 1 - column) / (1 + column)) for column in range(5)] for row in range(5)
     ]

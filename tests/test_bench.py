@@ -13,13 +13,13 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, eleven, record, score, tune
+from bench import baselines, compare, eleven, entries, record, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings
-from bench.score import Errors
 from bench.search import Trial, search
 from ups.config.load import load_config
 from ups.data.cache import Cache
+from ups.metrics import errors as metrics
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
 from ups_discovery.boundary import NO_FLUX, PERIODIC
@@ -117,16 +117,13 @@ def test_a_rival_starts_as_persistence_and_reads_the_parameters_after_training(n
     "changes",
     [
         {"network": "unet", "depth": 3, "lr": 5e-3, "loss": "change"},
-        {"network": "fno", "loss": "field", "history": 2, "ema": 0.9},
+        {"network": "fno", "loss": "field", "history": 2},
     ],
 )
 def test_training_beats_persistence(changes):
-    trainer = Trainer(
-        problem(), Settings(**{**TINY, "batch_size": 16, "lr": 1e-2, "warmup": 0.0, **changes}), seed=0
-    )
+    trainer = Trainer(problem(), Settings(**{**TINY, "batch_size": 16, "lr": 1e-2, **changes}), seed=0)
     for step in range(60):
         trainer.step(step / 60)
-    trainer.load(trainer.weights())
     u, c = heat(seed=1)
     pred, truth = trainer.predict(u[:, :10], c, 4), u[:, 10:]
     error, still = ((pred - truth).square().mean(), (u[:, 9:10] - truth).square().mean())
@@ -184,7 +181,7 @@ def test_errors_by_hand():
     # two trajectories, one frame: mean squares 12.5 and 50
     truth = torch.tensor([[[[3.0, 4.0]]], [[[6.0, 8.0]]]])
     # mean squares of the error 25 and 0
-    errors = Errors.of(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
+    errors = metrics.score(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
     split = score.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
     row = score.summary(errors, split, False, 200)
     assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
@@ -192,9 +189,8 @@ def test_errors_by_hand():
         row["nrmse"] == pytest.approx(math.sqrt(2) / 2)
         and score.summary(errors, split, True, 10)["error"] == row["nrmse"]
     )
-    assert row["by_parameter"] == {"1": pytest.approx(math.sqrt(2)), "2": 0.0}
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
-    twice = Errors(4 * errors.error, errors.truth)
+    twice = errors | {"rmse": 2 * errors["rmse"]}
     ratio = score.paired_ratio([twice], [errors, errors], split, True, 50)
     assert ratio["ratio"] == pytest.approx(2.0)
 
@@ -205,7 +201,7 @@ def test_the_comparison_runs_and_writes_its_table(steady, tmp_path, monkeypatch,
     for module in (compare, score):
         monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache(steady=steady))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    monkeypatch.setattr(compare, "settings_for", lambda network, *_: Settings(network, **TINY))
+    monkeypatch.setattr(tune, "settings_for", lambda network, *_: Settings(network, **TINY))
     options = "--task burgers1d --budget 0.1 --search 0 --models fno unet --seeds 0 1"
     result = compare.main(options.split())
     saved = json.loads(next(tmp_path.glob("burgers1d_0.1s_fno-unet_*.json")).read_text())
@@ -328,7 +324,7 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
 ):
     monkeypatch.setattr(record, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(record, "PAGE", tmp_path / "records.md")
-    monkeypatch.setattr(record, "settings_of", lambda *_: Settings(**TINY))
+    monkeypatch.setattr(tune, "settings_for", lambda network, *_: Settings(network, **TINY))
     monkeypatch.setattr(record, "with_cache", lambda config, task: config)
     monkeypatch.setattr(eleven, "open_cache", lambda config, task: searched)
     started = []
@@ -343,21 +339,21 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
     monkeypatch.setitem(tune.CLOCKS, "wall", lambda: next(ticks))
 
     def attempt(budget, error):
-        monkeypatch.setattr(tune, "headline", lambda *_: torch.tensor([error]))
+        monkeypatch.setattr(tune, "error_of", lambda *_: error)
         started.clear()
         record.main(["--task", "burgers1d", "--model", "fno", "--budget", str(budget)])
         return max(started)
 
     assert attempt(60, 0.9) > 0.9  # to the end
     assert attempt(60, 0.4 * 3.5e-3) < 0.75  # to the first validation
-    entries = eleven.read("burgers1d", tmp_path / "records")["entries"]
-    assert len(entries) == 2 and all(entry["row"]["threshold"] == 3.5e-3 for entry in entries)
-    assert not any(entry["row"]["is_below"] for entry in entries)  # judged by test, not by validation
+    found = entries.read("burgers1d", tmp_path / "records")["entries"]
+    assert len(found) == 2 and all(entry["row"]["threshold"] == 3.5e-3 for entry in found)
+    assert not any(entry["row"]["is_below"] for entry in found)  # judged by test, not by validation
     assert "NOT below the 3.50e-03 of FNO tuned by a language model's search" in capsys.readouterr().out
 
-    entries[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
-    entries.append({**entries[0], "row": entries[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
-    eleven.keep({"task": "burgers1d", "entries": entries}, tmp_path / "records")
+    found[0]["row"] |= {"is_below": True, "nrmse": 3e-3, "seconds": 12.0, "cpu_seconds": 8.0}
+    found.append({**found[0], "row": found[0]["row"] | {"seconds": 11.0, "nrmse": 3.4e-3}})
+    entries.keep({"task": "burgers1d", "entries": found}, tmp_path / "records")
     rows = [line for line in record.page(tmp_path / "records").splitlines() if "burgers1d |" in line]
     assert len(rows) == 1 and "| 11.0 (8.0) | 0.0034 | yes |" in rows[0]  # the fastest that is below
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loop_stage import run_scripts
 
-from bench import assimilation, eleven, inversion, shift_grid, strangers, transfer, trust
+from bench import assimilation, inversion, shift_grid, strangers, transfer, trust
 from bench import table as tables
 
 SMALL = [f"operator.model.{size}" for size in ("width=8", "depth=1", "modes=4", "kernel_size=3")]
@@ -48,7 +48,7 @@ def test_transfer_trains_with_and_without_a_trunk(small, tmp_path):
     assert all(one["row"]["steps"] > 0 and np.isfinite(one["row"]["other"]["error"]) for one in found)
     transfer.main(words)  # results that are there are not computed again
     assert entries(tmp_path / "kept", "burgers1d") == found
-    assert "| burgers1d | bare | 5 |" in tables.transfer_table(tables.results(tmp_path / "kept"))
+    assert "| burgers1d | bare | 5 |" in tables.TABLES["transfer"].text(tables.results(tmp_path / "kept"))
 
 
 def test_strangers_compare_ours_with_an_fno(small, tmp_path):
@@ -73,7 +73,8 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
     found = entries(tmp_path / "kept", "wave")
     assert [one["key"]["column"] for one in found] == ["ours", "fno"]
     assert all(one["steps"] > 0 and np.isfinite(one["row"]["late"]) for one in found)
-    assert tables.strangers_table(tables.results(tmp_path / "kept")).splitlines()[-1].startswith("| wave |")
+    text = tables.TABLES["strangers"].text(tables.results(tmp_path / "kept"))
+    assert text.splitlines()[-1].startswith("| wave |")
 
 
 @pytest.mark.parametrize("kind", ["grid", "authors"])
@@ -86,7 +87,6 @@ def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, mon
     monkeypatch.setitem(shift_grid.FAMILIES, "advection", family)
     for module in (shift_grid, trust):
         small(module, MIDDLE=1, TRAINED=tuple(np.linspace(0.7, 1.4, 12).tolist()))
-    monkeypatch.setattr(eleven, "processor", lambda device: "a test")
 
     def moved(author, python, path, tried, given) -> dict[str, np.ndarray]:
         return {"u0": np.stack([np.roll(given[0], 2 * step, 1) for step in range(8)], 1)}
@@ -99,4 +99,4 @@ def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, mon
     [found] = entries(tmp_path / "kept" / "trust", kind)
     assert found["starts"] == 48 and 0 <= found["inside"][0] <= 1
     assert (found["shifted"] > 0) == (kind == "grid")
-    assert len(tables.trust_table(tables.results(tmp_path / "kept" / "trust")).splitlines()) == 3
+    assert len(tables.TABLES["trust"].text(tables.results(tmp_path / "kept" / "trust")).splitlines()) == 3
