@@ -59,6 +59,9 @@ def table(run: Path) -> dict[str, Any]:
                 facts = facts.get("facts", facts)
                 head |= {"validation_nrmse": base_scores(facts), "findings": facts["findings"]}
             found |= flat(head, f"{stage}/{name}")
+        for one in finished.description.get("decisions", []):
+            decided = {"chosen": one["chosen"], "candidates": one["candidates"]}
+            found |= flat(decided, f"{stage}/decisions/{one['question']}")
         scores = finished.description.get("validation_crps", {})
         found |= flat(scores, f"{stage}/validation_crps")
         if stage == "operator":

@@ -8,7 +8,6 @@ checks here a wrong type would be an error of torch in the middle of a forecast.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -291,9 +290,8 @@ class HeadFacts(Facts):
     is_conservative: the training data conserve what the equation conserves; conserved: the fields whose mean
     they keep, if the user names none. forcing_range, input_range (of a coefficient): as the bounds of the
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
-    tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
-    network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: the numbers of `ups.models.band.Band`. starts, forcings: of
+    tried. is_deterministic: noise of measurement explains the errors. network_weight: of the network's output
+    (0: the base alone). band: the numbers of `ups.models.band.Band`. starts, forcings: of
     `ups.models.starts`. twin: kind and settings of the base that was fitted once more (`Base.twin`).
     """
 
@@ -307,7 +305,6 @@ class HeadFacts(Facts):
     base: dict[str, Any]
     own: dict[str, Any] | None = None
     forcing_codec: dict[str, Any] | None = None
-    selection: dict[str, Any] | None = field(default=None, metadata={"is_decided": True})
     history: int = checked(COUNT)
     bundle: int = checked(COUNT)
     dt: float = checked(SIZE)
@@ -317,7 +314,6 @@ class HeadFacts(Facts):
     is_conservative: bool = checked(FLAG, True)
     time_unit: float = checked(NUMBER, default=1.0)
     horizon: int | None = checked(COUNT, True, default=None)
-    call_weight: float | None = checked(NUMBER, True, default=None)
     conserved: list[str] | None = checked(NAMES, default=None)
     noise: dict[str, float] | None = checked(SIZES, default=None)
     start_frames: int | None = checked(WHOLE, True, default=None)
@@ -329,17 +325,10 @@ class HeadFacts(Facts):
     forcings: list[list[float]] | None = checked(SPECTRA, True, default=None)
     band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
 
-    @cached_property
-    def component_weights(self) -> dict[str, float]:
-        """The weight of the network's output by component of the operator: "full" serves, "base" is the base
-        alone, and samplers build on "call".
-
-        If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
-        base. A member of an ensemble follows one future, call by call, so "call" has the smallest error in
-        single calls.
-        """
-        call = self.network_weight if self.call_weight is None else self.call_weight
-        return {"full": self.network_weight, "base": 0.0, "call": call}
+    def weight(self, component: str | float) -> float:
+        """The weight of the network's output in a component of the operator: "full" serves, "base" is the
+        base alone; a number is the weight itself."""
+        return {"full": self.network_weight, "base": 0.0}.get(component, component)
 
 
 def plain(domain: tuple) -> list:
