@@ -31,7 +31,6 @@ from ups.metrics.intervals import (
     compare,
     defined_mean,
     merge,
-    numbers,
     ratio,
     summarise,
 )
@@ -233,7 +232,6 @@ ENSEMBLES = (
         plain=lambda scores: scores["ranks"].shape[2] - 1,
     ),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
-    Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
