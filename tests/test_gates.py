@@ -259,7 +259,7 @@ def test_a_corrector_as_good_as_a_cheap_ensemble_passes_as_that_may_be_the_law_a
     assert outcomes == ["pass", "UNDECIDED", "FAIL"]
     made = entry()
     leads = {end: [1.0, 1.2] for end in ("value", "low", "high")}
-    made.add("exact", {"num_members": MEMBERS})
+    made.add("exact", {"num_trajectories": MEMBERS})
     made.add("corrector / exact", {"crps_by_lead": leads})
     names = failed(results_with(made))
     assert "score/t/corrector" not in names and "exact/t/corrector" in names

@@ -224,13 +224,6 @@ ENSEMBLES = (
         best=None,
         plain=lambda scores: int(scores["nonfinite"].amax(1).sum()),
     ),
-    Metric(
-        "num_members",
-        "members",
-        "size of the ensemble",
-        best=None,
-        plain=lambda scores: scores["ranks"].shape[2] - 1,
-    ),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}

@@ -88,11 +88,6 @@ def fit_base(
     return facts, fitted_state(head)
 
 
-def base_scores(facts: dict[str, Any]) -> dict[str, float | None]:
-    """The pooled nRMSE of every candidate, from the facts of `fit_base`; None if it blew up."""
-    return {name: score for name, (score, *_) in facts["decisions"][0]["candidates"].items()}
-
-
 def describe_selection(facts: dict[str, Any]) -> str:
     """What validation decided about a base, from the facts of `fit_base`, with its stability and findings."""
     base, horizon = facts["description"]["base"], facts["description"]["horizon"]

@@ -7,7 +7,7 @@ checks here a wrong type would be an error of torch in the middle of a forecast.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -232,10 +232,9 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
 # ---- the facts
 
 
-def checked(row: tuple, is_decided: bool = False, **default: Any) -> Any:
-    """A field whose value in a file must pass the check of its row. is_decided: by the stage, so
-    heads of the same task and data may differ in it."""
-    return field(metadata={"row": row, "is_decided": is_decided}, kw_only=True, **default)
+def checked(row: tuple, **default: Any) -> Any:
+    """A field whose value in a file must pass the check of its row."""
+    return field(metadata={"row": row}, kw_only=True, **default)
 
 
 class Facts:
@@ -262,10 +261,6 @@ class Facts:
             name,
         )
         return cls(**{key: value for key, value in description.items() if key in known})
-
-    def undecided(self) -> Self:
-        """The facts without what the stage decided."""
-        return replace(self, **{one.name: None for one in fields(self) if one.metadata.get("is_decided")})
 
     def described(self) -> dict[str, Any]:
         """The entry of config.json; `read` is the inverse."""
@@ -310,20 +305,20 @@ class HeadFacts(Facts):
     dt: float = checked(SIZE)
     parameters: dict[str, list[float]] = checked(RANGES)
     parameter_values: list = checked(TABLE)
-    network_weight: float = checked(NUMBER, True)
-    is_conservative: bool = checked(FLAG, True)
+    network_weight: float = checked(NUMBER)
+    is_conservative: bool = checked(FLAG)
     time_unit: float = checked(NUMBER, default=1.0)
-    horizon: int | None = checked(COUNT, True, default=None)
+    horizon: int | None = checked(COUNT, default=None)
     conserved: list[str] | None = checked(NAMES, default=None)
     noise: dict[str, float] | None = checked(SIZES, default=None)
-    start_frames: int | None = checked(WHOLE, True, default=None)
-    is_deterministic: bool | None = checked(FLAG, True, default=None)
+    start_frames: int | None = checked(WHOLE, default=None)
+    is_deterministic: bool | None = checked(FLAG, default=None)
     twin: dict[str, Any] | None = None
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
-    input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
-    starts: list[list[float]] | None = checked(SPECTRA, True, default=None)
-    forcings: list[list[float]] | None = checked(SPECTRA, True, default=None)
-    band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
+    input_range: dict[str, list[float]] | None = checked(RANGES, default=None)
+    starts: list[list[float]] | None = checked(SPECTRA, default=None)
+    forcings: list[list[float]] | None = checked(SPECTRA, default=None)
+    band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), default=None)
 
     def weight(self, component: str | float) -> float:
         """The weight of the network's output in a component of the operator: "full" serves, "base" is the

@@ -30,7 +30,7 @@ from ups.report.drawing import (
     styled,
 )
 from ups.report.figures import field_errors
-from ups.report.tables import NAMES, label
+from ups.report.tables import MODELS, label
 from ups.results import OBSERVED
 
 FEATURED = (
@@ -57,7 +57,7 @@ LEAD_PANELS = (
 
 def featured(models: Collection[str], count: int) -> list[str]:
     """The first `count` models in the order of FEATURED, then models without a name of their own."""
-    return [*[name for name in FEATURED if name in models], *[name for name in models if name not in NAMES]][
+    return [*[name for name in FEATURED if name in models], *[name for name in models if name not in MODELS]][
         :count
     ]
 
