@@ -211,7 +211,7 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         def error(head: TaskHead, num_frames: int) -> float:
             start = estimated(head, w, raw) if num_frames > head.history else w[:, -head.history :]
             with torch.no_grad():
-                frames = head.base_frames(start, head.parameter_batch(raw), u_ref.shape[1], is_alone=True)
+                frames = head.base_frames(start, head.parameter_batch(raw), u_ref.shape[1])
             u_pred = head.codec.denormalise(frames).double()
             space = (0, *range(2, u_ref.ndim))
             square = (u_pred - u_ref).square().mean(space) / u_ref.square().mean(space)

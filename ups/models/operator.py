@@ -136,7 +136,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("fields", u, parameters)
         weight = head.facts.weight(component)
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
         if not weight:
             return u_base, u_base
         return self.corrected(head, u, u_base, parameters, weight)[0], u_base
@@ -160,7 +160,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("latents", z, parameters)
         u, weight = head.input_codec.decode(z), head.facts.network_weight
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
         full, features = self.corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 
