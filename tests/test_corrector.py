@@ -224,7 +224,9 @@ def fitted(
     draw: Callable, steps: int, dim: int, num_conditions: int
 ) -> tuple[CorrectorHead, dict[str, float]]:
     torch.manual_seed(0)
-    head = CorrectorHead(CorrectorFacts(name="burgers1d_hidden", dim=dim, num_conditions=num_conditions), MODEL)
+    head = CorrectorHead(
+        CorrectorFacts(name="burgers1d_hidden", dim=dim, num_conditions=num_conditions), MODEL
+    )
     return head, fit_head(head, draw, [draw(10**6 + i) for i in range(4)], steps, OPTIM, (1000, 1000))
 
 

@@ -162,16 +162,6 @@ def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
 
 
-def test_a_growing_map_becomes_a_candidate_without_its_growth():
-    base = Linear(num_channels=1, num_parameters=0, space=[3], lags=2, rank=2)
-    base.kept[:] = torch.tensor([0.9, 0.8, 0.5])
-    base.reads[:, 0], base.gives[0, 0] = torch.tensor([0.3, 0.0, 0.0, 0.2, 0.0, 0.0]), 1.0
-    companion = np.array([[1.2, 0.2], [1.0, 0.0]])  # of the first cell; the others decay
-    growth = np.abs(np.linalg.eigvals(companion)).max()
-    assert base.growth(0) == pytest.approx(growth, rel=1e-4)
-    assert base.shrunk(growth).growth(0) == pytest.approx(1.0, rel=1e-4)
-
-
 def windows_of_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of windows of every fit from now on."""
     counts, windows = [], Linear.windows

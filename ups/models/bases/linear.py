@@ -2,7 +2,6 @@
 that is fitted by ridge regression.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ from ups_discovery.boundary import PERIODIC, along
 if TYPE_CHECKING:
     from ups.models.bases.reduced_rank import Map
 
-GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well
-STEPS, STATES = 40, 4  # of the power iteration for the growth
 BATCH = 32  # windows that are read at once
 MEAN = "the mean"
 # nominal seconds of a fit to all windows at once. Else it begins with fewer, and takes MORE times as many
@@ -82,36 +79,11 @@ class Linear(Base):
             out = out + self.kept * x[:, : len(self.kept)]
         return out.view(-1, self.num_channels, *self.space)
 
-    @torch.no_grad()
-    def growth(self, seed: int) -> float:
-        """The spectral radius of the map, the largest long-term growth of a deviation per frame, by power
-        iteration."""
-        num, rng = len(self.mean), torch.Generator().manual_seed(seed)
-        x, logs = torch.randn(STATES, self.lags * num, generator=rng).to(self.mean), []
-        reads = self.reads[: self.lags * num]
-        for _ in range(2 * STEPS):
-            new = x @ reads @ self.gives.T + self.kept * x[:, :num]
-            x = torch.cat([new, x[:, : (self.lags - 1) * num]], 1)
-            size = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            x = x / size
-            logs.append(size.log())
-        return float(torch.stack(logs[STEPS:]).mean(0).max().exp())
-
-    @torch.no_grad()
-    def shrunk(self, growth: float) -> "Linear":
-        """This map with every rate divided by `growth`: coefficients of n frames ago by its power n + 1."""
-        powers, num = torch.ones_like(self.mean_in), len(self.mean)
-        for lag in range(self.lags):
-            powers[lag * num : (lag + 1) * num] = growth ** -(lag + 1)
-        self.kept /= growth
-        self.reads *= powers[:, None]
-        return self
-
     @classmethod
     @torch.no_grad()
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
-        """Yield, for every start (see `starts`) and number of frames: the start itself, the map that is best
-        on held-out windows and, if that one grows, the same without growth.
+        """Yield, for every start (see `starts`) and number of frames, the start itself and the map that is
+        best on held-out windows.
 
         A costly map is fitted to a few windows, then to more and more: as long as that reduces its held-out
         error, and from those starts whose error is not clearly larger than the least.
@@ -147,16 +119,12 @@ class Linear(Base):
                     none = Map(best.reads[:, :0], best.gives[:, :0])
                     yield unfitted.made(settings, start, numbers, none)
                 if best.rank:
-                    name, fitted, base = unfitted.made(settings, start, numbers, best)
-                    yield name, fitted, base
-                    if not task.is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
-                        shrunk = copy.deepcopy(base).shrunk(growth)
-                        yield f"{name}, without its growth of {growth:.4g}", fitted, shrunk
+                    yield unfitted.made(settings, start, numbers, best)
         return missing
 
     @torch.no_grad()
     def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], "Linear"]:
-        """The map fitted to other samples, from the same start and without growth if this one has none."""
+        """The map fitted to other samples, from the same start."""
         from ups.models.bases.reduced_rank import fit_maps, work
 
         count, sizes = self.num_windows(samples), (len(self.mean_in), len(self.mean))
@@ -165,10 +133,7 @@ class Linear(Base):
         samples.spend(work(count, *sizes, 1))
         most = self.MOST_WEIGHTS // sum(sizes)
         found, best, _ = fit_maps(*self.windows(samples, count), {MEAN: self.kept}, most)[MEAN]
-        _, settings, twin = self.made(settings, MEAN, found, best)
-        if not self.is_steady and self.growth(samples.seed) <= 1 + GROWTH:
-            twin = twin.shrunk(max(1.0, twin.growth(samples.seed)))
-        return settings, twin
+        return self.made(settings, MEAN, found, best)[1:]
 
     def starts(self, settings: dict[str, Any]) -> dict[str, Tensor]:
         """Name -> the fraction (numbers,) of a number's deviation that persists without the map: none or all
