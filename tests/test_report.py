@@ -320,7 +320,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html", {})
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
     failed, count = sum(not gate["passed"] for gate in gates), len(gates)
-    assert "nRMSE over all frames not finite." in words and f"{failed} of {count} gates fail" in words
+    assert "nRMSE over all frames not finite." in words
     assert failed > 3 and f"{count - failed} of {count} gates pass" in words
 
 
