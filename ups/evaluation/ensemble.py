@@ -45,6 +45,7 @@ from ups.metrics.intervals import Resamples, Scores
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
+from ups.results import Entry
 from ups_discovery.seeds import generator
 
 BANK = 1024  # residuals for B3
@@ -59,6 +60,12 @@ def load_samplers(
     """Name -> sampler, of all networks of these finished stages of a run. Raises as `load_corrector`."""
     by_stage = [samplers_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
     return {name: some[name] for name in SAMPLERS for some in by_stage if name in some}
+
+
+def needs_many(entry: Entry, model: str) -> bool:
+    """Whether a model needs MANY evaluations per state and is scored on the first cases alone: the corrector,
+    33 calls a frame, took half of a report. 24 starts give its CRPS over that of exact samples to 2 %."""
+    return (entry.number(model, "evaluations_per_state") or 0) > MANY
 
 
 def compare_common(scores: Scores, baseline: Scores, resamples: Resamples) -> dict[str, dict]:
@@ -110,15 +117,6 @@ class Ensembles:
         finally:
             handle.remove()
         return len(calls)
-
-    def needs_many(self, model: str) -> bool:
-        """Whether a model needs more than MANY evaluations per state and is scored on the first cases alone:
-        the corrector, 33 calls a frame, took half of a report. 24 starts give its CRPS over that of exact
-        samples to 2 %."""
-        sampler = self.samplers.get(model)
-        return (
-            sampler is not None and sampler.evaluations is None and 2 * sampler.network.sampler_steps >= MANY
-        )
 
     def head_of(self, model: str) -> CorrectorHead:
         """The head that samples; for cheap ensembles the corrector's, which has their mean and scale."""

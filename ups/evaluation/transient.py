@@ -10,7 +10,7 @@ from torch import Tensor
 from ups.common.mask import filled, valid_cells
 from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, rollouts
+from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
 from ups.evaluation.one_step import LEADS, assess_one_step, num_step_samples
 from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
 from ups.evaluation.truth import Truth
@@ -88,7 +88,7 @@ def assess_transient(
     scores, members_of = {}, {}
     for model, forecast in forecasts.items():
         note(f"{task.name}: rollouts of {model}")
-        starts = rows[: FEW_STARTS if ensembles.needs_many(model) else None]
+        starts = rows[: FEW_STARTS if needs_many(entry, model) else None]
         members, cost = timed(forecast, starts, num_frames, settings.members)
         scores[model] = score(members)
         entry.add(model, summarise_ensemble(scores[model], resamples[: len(starts)]))
@@ -161,7 +161,10 @@ def assess_long(ensembles: Ensembles, settings: EvaluateConfig) -> Entry:
     rows, num_frames = starts_and_frames(ensembles.truth, settings)
     note(f"{ensembles.residuals.name}: rollouts of {LONG * num_frames} frames")
     entry = Entry(ensembles.residuals.name, "ensembles")
+    for model in ensembles.samplers:
+        entry.add(model, costs_per_state(ensembles, model, 1))
     add_long_rollouts(entry, ensembles, rows[:LONG_ROWS], num_frames, settings.num_bootstrap)
+    entry.numbers = {key: found for key, found in entry.numbers.items() if key[0] == "long"}
     return entry
 
 
@@ -177,7 +180,7 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, scored: 
     valid = valid_cells(start)
     limit = BLOWN_UP * filled(start, valid).abs().flatten(1).amax(1)
     for model in ("operator", *ensembles.samplers):
-        some = rows[: LONG_FEW if ensembles.needs_many(model) else None]
+        some = rows[: LONG_FEW if needs_many(entry, model) else None]
         u[model] = filled(rollouts(ensembles, model, some, num_frames, 1), valid)
     last, of_start = num_frames - scored, start[:, 0]  # number of the leads that are compared
     if truth.task.has_known_law:
