@@ -22,7 +22,6 @@ from torch import Tensor
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache
-from ups.evaluation import selected
 from ups.models.band import calibrated, measured
 from ups.models.base_selection import describe_selection, fit_base, most_work_of
 from ups.models.bases.base import ParameterBatch
@@ -31,7 +30,7 @@ from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator
 from ups.models.starts import laws_of
 from ups.models.windows import Windows
-from ups.select import SELECTION_FACTOR, pooled, scores_of, select_network
+from ups.select import NETWORK, SELECTION_FACTOR, pooled, scores_of, select_network
 from ups.training.ending import main_guard
 from ups.training.fit import fit_once
 from ups.training.run import Run
@@ -130,24 +129,15 @@ def main() -> None:
 
     # ---- finish: the network serves a task only if it helps by more than chance
     run.take_best()
-    count, errors, decided = SELECTION_FACTOR * train.validate_trajectories, {}, {}
+    count, decided = SELECTION_FACTOR * train.validate_trajectories, {}
     decisions = [record for facts, _ in bases.values() for record in facts["decisions"]]
     found = validate(operator, caches, contexts, run, count)
     for name, cache in caches.items():
         groups = cache.trajectory[cache.rows_by_parameter("val", count)]
-        given = {"groups": groups, "seed": seed, "is_driven": cache.task.is_driven}
-        selection, decision = select_network(f"forecasts of {name}", found[name], **given)
+        decision = select_network(f"forecasts of {name}", found[name], groups, seed, cache.task.is_driven)
         decisions.append(decision.described())
-        decided[name] = {"network_weight": selection["network_weight"], "selection": selection}
-        errors[name] = pooled(found[name])
-        run.print(f"{name}: {selected.in_words(selection)}")
-        if name in calls:  # samplers build on single calls
-            of_calls = found[name][:, :, : calls[name]]
-            question = f"single calls of samplers of {name}"
-            selection, decision = select_network(question, of_calls, **given)
-            decisions.append(decision.described())
-            decided[name]["call_weight"] = selection["network_weight"]
-            run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
+        decided[name] = {"network_weight": float(decision.chosen == NETWORK)}
+        run.print(decision)
 
     # how wrong forecasts by the selected weights are (`forecast(.., error=True)`)
     def numbers(name: str, cache: Cache, rows: Tensor) -> Tensor:
@@ -162,6 +152,7 @@ def main() -> None:
         band = calibrated(found_of.cpu(), groups, *shape)
         decided[name] |= {"band": band and asdict(band), **laws_of(cache)}
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
+    errors = {name: pooled(sums) for name, sums in found.items()}
     run.finish({"validation": errors, "bases": kinds}, operator.described(decided) | {"decisions": decisions})
 
 

@@ -33,7 +33,7 @@ from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator
 from ups.models.windows import Windows
-from ups.select import MEASUREMENT, SELECTION_FACTOR, pooled, select_network
+from ups.select import MEASUREMENT, NETWORK, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
@@ -149,8 +149,8 @@ def train_ours(
         trained.facts = dataclasses.replace(trained.facts, network_weight=1.0)
         rows = cache.rows_by_parameter("val", SELECTION_FACTOR * settings.train.validate_trajectories)
         found = squared_errors(operator, cache, rows, context, place)
-        selection, _ = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
-        return selection["network_weight"]
+        found = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
+        return float(found.chosen == NETWORK)
 
     def forecast(given: Tensor, values: Tensor, num_steps: int, weight: Callable[[], float]) -> Tensor:
         trained.facts = dataclasses.replace(trained.facts, network_weight=weight())

@@ -37,6 +37,8 @@ from ups.evaluation.truth import open_truth
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.results import Entry
@@ -339,7 +341,7 @@ def measure_assessed(config: Config, entry: Entry) -> dict[str, float]:
     same cases, one step ahead and over the rollout, and its spread/skill. None do better than exact ones."""
     ensembles = ensembles_of(config)
     cache, codec = ensembles.residuals.cache, ensembles.residuals.head.codec
-    windows = one_step(ensembles, 512, entry.number("", "members"), ["operator"])
+    windows = one_step(ensembles, 512, entry.number("", "members"), ["corrector"])
     rows = cache.split["test"]
     z = cache.batch(torch.cat([rows[windows.rows], rows[: entry.number("", "num_trajectories")]]), 0, 2)
     u, u_next = codec.denormalise(codec.decode(z))[:, :, 0].unbind(1)
@@ -347,9 +349,10 @@ def measure_assessed(config: Config, entry: Entry) -> dict[str, float]:
     truth = torch.cat([windows.u_ref[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
     exact = residuals_of(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
-    ours = partial(entry.number, "corrector")
+    members = ensembles.residuals.decode(windows.samples["corrector"])
+    ours = summarise_ensemble(score_ensemble(members, windows.u_ref), Resamples(20, 0))
     return {
-        "one step": ours("crps", "one step") * unit / float(scores[:count].mean()),
-        "rollout": ours("crps") / float(scores[count:].mean()),
-        "ssr": ours("ssr", "one step"),
+        "one step": ours["crps"]["value"] * unit / float(scores[:count].mean()),
+        "rollout": entry.number("corrector", "crps") / float(scores[count:].mean()),
+        "ssr": ours["ssr"]["value"],
     }

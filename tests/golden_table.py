@@ -30,12 +30,16 @@ def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
+def base_scores(facts: dict[str, Any]) -> dict[str, float | None]:
+    """The pooled nRMSE of every candidate, from the facts of `fit_base`; None if it blew up."""
+    return {name: score for name, (score, *_) in facts["decisions"][0]["candidates"].items()}
+
+
 def table(run: Path) -> dict[str, Any]:
     """Place -> value of all finished stages and of the report of a run."""
     from ups.common.files import file_hash, value_hash
     from ups.common.place import STAGES
     from ups.generative.validation import default_sampler
-    from ups.models.base_selection import base_scores
     from ups.results import load
     from ups.training.artifact import stage_of_run
 
@@ -59,6 +63,9 @@ def table(run: Path) -> dict[str, Any]:
                 facts = facts.get("facts", facts)
                 head |= {"validation_nrmse": base_scores(facts), "findings": facts["findings"]}
             found |= flat(head, f"{stage}/{name}")
+        for one in finished.description.get("decisions", []):
+            decided = {"chosen": one["chosen"], "candidates": one["candidates"]}
+            found |= flat(decided, f"{stage}/decisions/{one['question']}")
         scores = finished.description.get("validation_crps", {})
         found |= flat(scores, f"{stage}/validation_crps")
         if stage == "operator":

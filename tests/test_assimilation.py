@@ -43,7 +43,7 @@ class Codec:
 def head_of(next_frame, history=1):
     """A head without a cache, of one field on CELLS cells whose next frame is a function of the last ones."""
 
-    def base_frames(u, parameters, num_frames, is_alone):
+    def base_frames(u, parameters, num_frames):
         frames = [*u.unbind(1)]
         for _ in range(num_frames):
             frames.append(next_frame(torch.stack(frames[-history:], 1)))

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from golden_table import base_scores
 from safetensors.torch import load_file
 from user_files import base_error
 
@@ -27,7 +28,7 @@ from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.truth import Truth, open_truth
 from ups.models import base_selection
-from ups.models.base_selection import base_scores, fitted_candidates, fitted_state, select_base
+from ups.models.base_selection import fitted_candidates, fitted_state, select_base
 from ups.models.bases.base import Fit, ParameterBatch, Persistence, Samples
 from ups.models.facts import HeadFacts
 from ups.models.head import MARGIN, TaskHead

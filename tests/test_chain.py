@@ -22,7 +22,6 @@ from known_answers import check_pairing, names
 import prepare_cache
 from ups import select
 from ups.data.cache import open_cache
-from ups.evaluation import one_step as steps
 from ups.evaluation import steady, transient
 from ups.evaluation.ensemble import load_samplers
 from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
@@ -365,7 +364,7 @@ def test_the_assessed_corrector_scores_as_exact_samples_do(root, chain):
 
 def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
     """A sixteenth of them: spread and ranks hardly tell, but the score is then better than the law's own."""
-    one_step, rollouts = steps.one_step, transient.rollouts
+    one_step, rollouts = world.one_step, transient.rollouts
 
     def mixed_step(*arguments, **options):
         windows = one_step(*arguments, **options)
@@ -379,7 +378,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
             u[:, 0] = ensembles.truth.frames(rows, 1, 1)
         return u
 
-    monkeypatch.setattr(steps, "one_step", mixed_step)
+    monkeypatch.setattr(world, "one_step", mixed_step)
     monkeypatch.setattr(transient, "rollouts", mixed_rollouts)
     assert {"one step", "rollout"} <= names(check_assessed(root)[0])
 

@@ -120,7 +120,7 @@ def test_whitening_and_its_inverse_are_those_of_the_formula(name):
 
 def test_the_gaussian_on_operator_features_is_small_and_keeps_their_scale():
     torch.manual_seed(0)
-    facts = CorrectorFacts("burgers1d_hidden", dim=3, num_conditions=21)
+    facts = CorrectorFacts(name="burgers1d_hidden", dim=3, num_conditions=21)
     deep = replace(MODEL, depth=3)
     own, head = CorrectorHead(facts, deep), CorrectorHead(replace(facts, num_features=16), deep)
     sizes = [sum(weight.numel() for weight in part.gaussian.parameters()) for part in (own, head)]
@@ -224,7 +224,9 @@ def fitted(
     draw: Callable, steps: int, dim: int, num_conditions: int
 ) -> tuple[CorrectorHead, dict[str, float]]:
     torch.manual_seed(0)
-    head = CorrectorHead(CorrectorFacts("burgers1d_hidden", dim=dim, num_conditions=num_conditions), MODEL)
+    head = CorrectorHead(
+        CorrectorFacts(name="burgers1d_hidden", dim=dim, num_conditions=num_conditions), MODEL
+    )
     return head, fit_head(head, draw, [draw(10**6 + i) for i in range(4)], steps, OPTIM, (1000, 1000))
 
 

@@ -239,13 +239,9 @@ def test_fair_scores_reward_dependent_members_which_is_why_their_correlation_has
         assert entry.value(f"{fake} / exact", "crps")["high"] < 1.0
 
 
-def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(world):
-    """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds
-    nothing."""
-    entry = world[1]
-    assert entry.value("corrector / waves", "crps")["high"] > 1.0
-    [words] = [text for text in entry.facts["words"] if "linear" in text]
-    assert "adds nothing" in words
+def test_linear_waves_without_a_network_may_be_the_law(world):
+    """On a task that is linear and Gaussian in a step they pass as the corrector does."""
+    assert world[1].value("corrector / waves", "crps")["high"] > 1.0
 
 
 @pytest.mark.parametrize(

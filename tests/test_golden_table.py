@@ -19,7 +19,7 @@ def test_times_are_left_out_and_the_rest_has_a_place():
         ("operator/weights", "0"),
         ("operator/burgers1d/base/kind", "equation"),
         ("operator/burgers1d/network_weight", 0.5),
-        ("operator/advection1d/selection/network", 6.38601e-05),
+        ("operator/decisions/base of advection1d/chosen", "persistence"),
         ("operator/advection1d/parameter_values", [0.4, 1.1]),
     ],
 )

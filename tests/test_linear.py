@@ -1,5 +1,5 @@
 """The linear map of reduced rank (ups/models/bases/linear.py): beside plain least squares of the same data,
-on data for which no symmetry holds; and what of it a network is trained over."""
+on data for which no symmetry holds."""
 
 from __future__ import annotations
 
@@ -160,39 +160,6 @@ def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     assert head.base.kind == head.twin.kind == "linear" and not head.facts.base["unstable"]
     error = evaluate_candidate("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
-
-
-def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_the_fit_and_on_others(tmp_path):
-    config, cache = prepared(tmp_path, STEADY, **moved())
-    head, _ = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
-
-    def errors(is_alone: bool) -> list[float]:
-        found = []
-        for split in ("train", "test"):
-            rows = cache.split[split]
-            u_ref = head.codec.decode(cache.batch(rows, 0, 1)[:, 0])
-            u = head.base_frames(
-                head.input_codec.decode(cache.inputs(rows)),
-                head.parameter_batch(cache.parameters[rows]),
-                1,
-                is_alone,
-            )[:, 0]
-            found.append(float((u - u_ref).norm() / u_ref.norm()))
-        return found
-
-    (own, other), (firm, firm_other) = errors(is_alone=True), errors(is_alone=False)
-    assert own < 0.2 * other and 0.4 * firm_other < firm and other < firm_other < 1
-    assert float(head.scale) == pytest.approx(firm, rel=0.3)  # what the network is to learn
-
-
-def test_a_growing_map_becomes_a_candidate_without_its_growth():
-    base = Linear(num_channels=1, num_parameters=0, space=[3], lags=2, rank=2)
-    base.kept[:] = torch.tensor([0.9, 0.8, 0.5])
-    base.reads[:, 0], base.gives[0, 0] = torch.tensor([0.3, 0.0, 0.0, 0.2, 0.0, 0.0]), 1.0
-    companion = np.array([[1.2, 0.2], [1.0, 0.0]])  # of the first cell; the others decay
-    growth = np.abs(np.linalg.eigvals(companion)).max()
-    assert base.growth(0) == pytest.approx(growth, rel=1e-4)
-    assert base.shrunk(growth).growth(0) == pytest.approx(1.0, rel=1e-4)
 
 
 def windows_of_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -234,12 +234,6 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
     head.facts = replace(head.facts, network_weight=0.0)
     alone, still = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(alone, base) and torch.equal(still, features)
-    # samplers build on the network, forecasts on the base
-    head.facts = replace(head.facts, call_weight=1.0)
-    sampled, _ = operator.predict_with_features(z, "burgers1d", parameters)
-    assert torch.equal(sampled, full) and not head.is_network_used
-    assert torch.equal(operator.predict(z, "burgers1d", parameters, "call")[0], full)
-    assert torch.equal(operator.predict(z, "burgers1d", parameters)[0], base)
     with pytest.raises(ValueError, match="expected its history of 3"):
         operator.predict_with_features(z[:, :2], "burgers1d", parameters)
 
@@ -720,15 +714,16 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
     operator = load_operator(directory)
+    decided = json.loads((directory / "config.json").read_text())["decisions"]
     for name, error in recorded.items():
         cache = open_cache(config, name)
         rows = cache.rows_by_parameter("val", 4)  # four times as many
-        recorded_of = operator.heads[name].facts.selection
-        served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))
-        selection, _ = select_network(name, found, cache.trajectory[rows], config.run.seed)
-        # the numbers that decided are stored with the weights
-        assert selection == recorded_of and served == selection["network_weight"]
+        question = f"forecasts of {name}"
+        decision = select_network(question, found, cache.trajectory[rows], config.run.seed)
+        # the decision is stored with the weights
+        assert decision.described() in decided
+        assert operator.heads[name].is_network_used == (decision.chosen == "network")
         truth, _, *squares = found.sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)

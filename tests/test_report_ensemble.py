@@ -171,7 +171,7 @@ def test_the_section_names_every_model_and_every_number():
     ):
         assert text in page
     assert number(entry.number("corrector / dressed_conditional", "crps")) in page
-    assert page.count("<svg") == page.count("<figure>") == 3
+    assert page.count("<svg") == page.count("<figure>") == 2
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():

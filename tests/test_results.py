@@ -66,7 +66,6 @@ def test_a_number_is_found_by_its_name():
     assert task.models()[:2] == ["operator", "base"] and task.number("", "num_trajectories") == 4
     assert task.ratios() == ["operator / base", "operator / persistence"]
     assert task.by_lead("operator", "error_growth")["lead"] == task.facts["times"]
-    assert len(ensemble.listed("corrector", "rank_histogram")["value"]) == 17
     [row] = results.select(task="burgers1d", case="rollout", model="corrector", metric="crps", lead=None)
     assert row.value == ensemble.number("corrector", "crps")
     assert hidden.listed("", "ranks_of_data", "one step")["value"] == [1.0, 2.0]

@@ -1,5 +1,5 @@
-"""Selection on validation (ups/select.py): which weights are kept, whether the network or its base
-serves, and the sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
+"""Selection on validation (ups/select.py): which weights are kept, and whether the network or its base
+serves."""
 
 from __future__ import annotations
 
@@ -8,23 +8,14 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
-from entries import entry_of
 from finished import write_stage
-from test_operator import build, describe
 from torch import Tensor
 
 from ups.common.files import DamagedError
-from ups.common.place import ROOT
-from ups.evaluation import gates
-from ups.evaluation.selected import in_words, outcome
-from ups.models.operator import load_operator
-from ups.models.warm import copy_head
 from ups.report.sections import decisions_of, decisions_section
-from ups.results import Entry
 from ups.select import (
     Decision,
     choose,
@@ -48,11 +39,9 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def select(*given, **more) -> dict:
-    """The record of the selection between network and base, which agrees with the decision."""
-    record, decision = select_network("forecasts of a", *given, **more)
-    assert (decision.chosen == "base alone") == (record["network_weight"] == 0)
-    return record
+def weight_of(*given, **more) -> float:
+    """1 if the network is selected, 0 for the base alone."""
+    return float(select_network("forecasts of a", *given, **more).chosen == "network")
 
 
 def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
@@ -74,7 +63,7 @@ def squares_of(network: list[float], base: list[float], rows: int = 64, mean: fl
 
 
 def serves(network: list[float], base: list[float]) -> float:
-    return select(squares_of(network, base), ALONE, 0)["network_weight"]
+    return weight_of(squares_of(network, base), ALONE, 0)
 
 
 def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
@@ -147,18 +136,17 @@ def test_of_a_driven_field_frames_of_nearly_zero_do_not_decide():
     """Some frames are nearly zero, the base too, and the network predicts the mean of what may happen. Where
     no frame vanishes, and of fields that nothing drives, all errors decide."""
     squares = rollout_squares(torch.full((64,), 0.5))
-    assert select(squares, ALONE, 0, is_driven=True) == select(squares, ALONE, 0)
+    assert weight_of(squares, ALONE, 0, is_driven=True) == weight_of(squares, ALONE, 0) == 1.0
     for part, value in ((0, 1e-10), (2, 1e-6), (3, 1e-12)):
         squares[:8, part, 2] = value
-    weights = [select(squares, ALONE, 0, is_driven)["network_weight"] for is_driven in (False, True)]
+    weights = [weight_of(squares, ALONE, 0, is_driven) for is_driven in (False, True)]
     assert weights == [0.0, 1.0]
-    record = select(squares, ALONE, 0, is_driven=True)
-    assert "interval of the ratio 0.50" in in_words(record), in_words(record)
+    assert "network 0.50" in str(select_network("forecasts", squares, ALONE, 0, is_driven=True))
     driven = [get_task(name).is_driven for name in ("barkley2d", "barkley2d_shown", "burgers1d")]
     assert driven == [True, True, False]
     worse = rollout_squares(torch.full((64,), 2.0))
     worse[:8, 0, 2] = 1e-10
-    assert select(worse, ALONE, 0, is_driven=True)["network_weight"] == 0.0
+    assert weight_of(worse, ALONE, 0, is_driven=True) == 0.0
 
 
 def test_a_network_that_blows_up_from_one_start_is_not_used():
@@ -167,18 +155,18 @@ def test_a_network_that_blows_up_from_one_start_is_not_used():
     for large in (60.0, math.inf, math.nan):  # 60: by the median it is still the better of the two
         ratio[7] = large
         assert not beats_its_base(rollout_squares(ratio))
-        assert select(rollout_squares(ratio), ALONE, 0)["network_weight"] == 0
+        assert weight_of(rollout_squares(ratio), ALONE, 0) == 0
     equal = rollout_squares(torch.ones(64))
     assert not beats_its_base(equal)
     assert not beats_its_base(torch.zeros_like(equal))  # nothing to be told by
-    assert select(torch.zeros_like(equal), ALONE, 0)["network_weight"] == 0
+    assert weight_of(torch.zeros_like(equal), ALONE, 0) == 0
 
 
 @pytest.mark.parametrize("mean", [0.5, 1.0, 3.0])
 def test_chaos_about_a_mean_is_scored_by_its_variation(mean):
     """The mean's error is less than 1 relative to such a field, and no less of the field's variation."""
     sums = squares_of(CHAOS, MEAN, mean=mean)
-    assert select(sums, ALONE, 0)["network_weight"] == 1.0
+    assert weight_of(sums, ALONE, 0) == 1.0
     assert scores_of({"a": sums}) < scores_of({"a": squares_of([0.3, 0.6, 0.8] + [1.2] * 7, MEAN, mean=mean)})
 
 
@@ -212,7 +200,7 @@ def test_in_chaos_the_model_that_follows_longer_is_selected(rows, num_leads, mea
         squares = [(part - truth).square().sum(-1) for part in (goes_on, falls)]
         for pair, is_used in ((squares, is_longer), (squares[::-1], not is_longer)):
             sums = torch.stack([truth_squares, variation, *pair], 1)[..., None].double()
-            assert (select(sums, torch.arange(rows), 0)["network_weight"] > 0) is is_used
+            assert (weight_of(sums, torch.arange(rows), 0) > 0) is is_used
 
 
 @pytest.mark.parametrize(
@@ -228,10 +216,8 @@ def test_in_chaos_the_model_that_follows_longer_is_selected(rows, num_leads, mea
     ],
 )
 def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_lost_it(network, base):
-    found = select(squares_of(network, base), ALONE, 0)
-    assert found["network_weight"] == 1.0 and found["num_leads_compared"] == len(base)
+    assert serves(network, base) == 1.0 and not is_lost(squares_of(network, base)).any()
     assert serves(base, network) == 0.0
-    assert found["network"] == pytest.approx(pooled(squares_of(network, base))["network"], rel=1e-5)
     assert scores_of({"a": squares_of(network, base)})[0] == pooled(squares_of(network, base))["network"]
 
 
@@ -269,13 +255,13 @@ def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
     assert scores_of({"a": squares_of([math.inf], [math.inf], 1)}) == (math.inf, math.inf)
 
 
-def test_a_sampled_task_is_scored_and_selected_by_single_calls():
-    """A network that follows one random future for a call, on a base that falls to the mean of all: the base
-    serves long forecasts, the network samplers. Scores of whole rollouts, the fake, prefer the base."""
+def test_a_sampled_task_is_scored_by_single_calls():
+    """A network that follows one random future for a call, on a base that falls to the mean of all. Scores of
+    whole rollouts, the fake, prefer the base."""
     early, late = [0.4] + [1.2] * 9, [0.2] + [1.3] * 9
     sums = squares_of(late, MEAN_AT_ONCE)
-    assert select(sums, ALONE, 0)["network_weight"] == 0.0
-    assert select(sums[:, :, :1], ALONE, 0)["network_weight"] == 1.0
+    assert weight_of(sums, ALONE, 0) == 0.0
+    assert weight_of(sums[:, :, :1], ALONE, 0) == 1.0
     by_call = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"a": 1}) for network in (early, late)]
     assert by_call[1] < by_call[0]
     by_rollout = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"b": 1}) for network in (early, late)]
@@ -323,95 +309,6 @@ def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
         found = pooled(sums)
         geometric = [math.exp(math.log(error)) for error in (min(found.values()), found["network"])]
         assert scores_of({"a": sums}) == tuple(geometric)
-        chosen = select(sums, ALONE, 0)
-        ratios = error_ratios(sums, ALONE, 0)
-        assert {key: chosen[key] for key in ratios} == ratios
-        assert (chosen["network"], chosen["base"]) == tuple(
-            float(f"{found[part]:.6g}") for part in ("network", "base")
-        )
-
-
-# ---------------------------------------------------------------- the sentences
-
-GRID = [0.05, 0.4, 0.4004, 0.42, 0.7, 0.945, 1.0, 1.3, math.inf]
-
-
-def records() -> list[dict]:
-    """Selections of steady tasks and of rollouts, from real comparisons of all kinds."""
-    found = []
-    for (network, base), leads in itertools.product(itertools.product(GRID, GRID), (1, 4)):
-        for wobble, groups in (
-            (0.0, ALONE),
-            (0.2, ALONE),
-            (0.2, ALONE % 3),
-            (0.0, torch.zeros(64, dtype=torch.long)),
-        ):
-            sums = squares_of([network] * leads, [base] * leads)
-            sums[:, 2] *= (wobble * noise(64, leads, 1, seed=leads)).exp().double()
-            found.append(select(sums, groups, 0))
-    found.append(select(squares_of(CHAOS, MEAN), ALONE, 0))
-    found.append(select(squares_of(MEAN, CHAOS), ALONE, 0))
-    found.append(select(squares_of([0.4], [0.5]), ALONE, 0))
-    return found
-
-
-def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
-    seen = set()
-    for record in records():
-        record = json.loads(json.dumps(record, allow_nan=False))  # as it is stored
-        words, kind = in_words(record), outcome(record)
-        seen.add(kind)
-        assert words.startswith("The network serves") == (record["network_weight"] > 0) == (kind == "network")
-        numbers = re.search(r"nRMSE (\S+) with it, (\S+) by the base alone", words).groups()
-        network, base = (math.inf if text == "–" else float(text) for text in numbers)
-        for value, part in zip((network, base), ("network", "base"), strict=True):
-            assert record[part] is None or value == pytest.approx(record[part], rel=5e-3)
-        assert ("base alone is better" in words) == (kind == "base") and (kind != "base" or base < network)
-        assert ("is better than its base alone" in words) == (kind == "network") and (
-            kind != "network" or network < base
-        )
-        assert ("not finite" in words) == (kind == "broken") == (record["network"] is None)
-        assert f"{record['num_initial_conditions']} initial condition" in words
-        if interval := re.search(r"interval of the ratio (\S+) to ([^;)]+)", words):
-            low, high = map(float, interval.groups())
-            assert {"network": high < 1, "base": low > 1, "tie": low <= 1 <= high}[kind], words
-        if record["num_leads_compared"] < record["num_leads"]:
-            assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
-        judged = gates.usability_of(a_task(record), None)["words"]
-        assert (words in judged) == ("not used" in judged) == (kind != "network")
-    assert seen == {"network", "base", "tie", "broken"}
-
-
-def a_task(record: dict | None) -> Entry:
-    row = {"nrmse": {"value": 0.4, "low": 0.3, "high": 0.5}}
-    ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
-    facts = {
-        "times": [1.0],
-        "measure": "field",
-        "conserved": [],
-        "selection": record,
-        "network_is_used": bool(record and record["network_weight"] > 0),
-    }
-    counts = dict.fromkeys(("num_initial_conditions", "num_trajectories", "num_frames_predicted"), 9)
-    pairs = dict.fromkeys(("operator / persistence", "operator / base"), {"nrmse": ratio})
-    return entry_of("tasks", facts, "a", main={"": counts, "operator": row, "persistence": row} | pairs)
-
-
-def test_weights_without_a_record_load_and_no_reason_is_invented():
-    operator = load_operator(ROOT / "pretrained" / "operator")
-    assert all(head.facts.selection is None for head in operator.heads.values())
-    judged = gates.usability_of(a_task(None), None)["words"]
-    assert "no record of the validation" in judged and "better" not in judged
-
-
-def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
-    first, second = (build(describe("burgers1d", "transport")) for _ in range(2))
-    record = select(squares_of([0.3], [0.5]), ALONE, 0)
-    head = first.heads["burgers1d"]
-    head.facts = replace(head.facts, network_weight=1.0, selection=record)
-    again = json.loads(json.dumps(first.description))
-    assert head.is_network_used and record == first.description["tasks"][0]["selection"]
-    assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_weight"] == 1.0
-    assert copy_head(second.heads["burgers1d"], first.heads["burgers1d"]) == copy_head(
-        second.heads["burgers1d"], second.heads["burgers1d"]
-    )
+        ratio = error_ratios(sums, ALONE, 0)["nrmse_pooled"]
+        decision = select_network("forecasts", sums, ALONE, 0)
+        assert decision.candidates["network"] == [ratio[end] for end in ("value", "low", "high")]

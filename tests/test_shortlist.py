@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from golden_table import base_scores
 from user_files import overlay, section, write
 
 from ups.config.load import load_config
@@ -18,7 +19,6 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models import base_selection
-from ups.models.base_selection import base_scores
 from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator

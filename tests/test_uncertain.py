@@ -50,7 +50,7 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
         assert ({"exact", "bayes_mean"} <= set(models)) == has_law == ("corrector / exact" in entry.ratios())
         over = entry.by_lead("corrector", "crps_over_exact")
         assert has_law == (over.get("lead") == entry.facts["times"])
-        assert get_task(name).why_uncertain in entry.facts["setting"]
+        assert get_task(name).why_uncertain in entry.facts["words"][0]
         # those of smoke.yaml claim less
         gates = {gate["name"] for gate in check_gates(results, load_config(None).evaluate)}
         assert (f"exact/{name}/corrector" in gates) == (f"law_ranks/{name}" in gates) == has_law

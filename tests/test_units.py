@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from golden_table import base_scores
 from test_equation import UX, UXX, UXXXX, few_windows, kuramoto
 
 import prepare_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.data.cache import open_cache
-from ups.models.base_selection import base_scores, fit_base
+from ups.models.base_selection import fit_base
 from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
 from ups.models.facts import HeadFacts

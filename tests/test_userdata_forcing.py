@@ -13,6 +13,7 @@ import torch
 import xarray
 import yaml
 from cases import cases
+from golden_table import base_scores
 from test_house import ROOT
 from user_files import doctor
 
@@ -29,7 +30,7 @@ from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative.residuals import TransientResiduals
 from ups.generative.sampling import Starts, sample_rollout
-from ups.models.base_selection import base_scores, fit_base
+from ups.models.base_selection import fit_base
 from ups.models.bases.base import Samples
 from ups.models.head_setup import build_operator
 from ups.models.operator import Operator

@@ -5,6 +5,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from golden_table import base_scores
 from user_files import T, X, overlay, read, section, waves, write
 
 import prepare_data
@@ -16,7 +17,7 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import usability_of
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.models.base_selection import base_scores, fit_base
+from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.loss import squared_errors
 from ups.select import pooled

@@ -215,7 +215,7 @@ class StepCorrector:
         """
         head, space = operator.heads[self.head.name], tuple(range(2, u.ndim))
         parameters = ParameterBatch(*given) if given else self._conditions(None, len(u))[1]
-        codec, weight = head.codec, head.facts.component_weights["full"]
+        codec, weight = head.codec, head.facts.network_weight
         low, high = self.low.to(u.device), self.high.to(u.device)
         inside = [field.clamp(low, high) for field in (u, theirs)]
         is_inside = ((inside[0] == u) & (inside[1] == theirs)).flatten(1).all(1)

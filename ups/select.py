@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ups.common.text import number as in_digits
 from ups.metrics.errors import ERROR, LARGEST_ERROR, are_pooled
-from ups.metrics.intervals import Resamples, compare, group_index, number, ratio
+from ups.metrics.intervals import Resamples, compare, ratio
 
 NUM_BOOTSTRAP = 1000
 MODELS = ("network", "base")  # compared by `squared_errors`
@@ -367,44 +367,25 @@ def is_better(ratios: dict[str, dict[str, float | None]], is_pooled: bool = Fals
 
 def select_network(
     question: str, sums: Tensor, groups: Tensor, seed: int, is_driven: bool = False
-) -> tuple[dict[str, Any], Decision]:
-    """Whether the network serves a task, by `squared_errors`: the numbers that decide it (JSON-able), and the
-    decision, whose scores are errors over that of the base.
+) -> Decision:
+    """Whether the network serves a task, by `squared_errors`; scores are errors over that of the base.
 
     The network is selected if it is better by more than chance, else the base alone is. is_driven: by noise
     or a forcing (`Task.is_driven`), so that relative errors do not count where a field vanishes
-    (`ups.metrics.errors.are_pooled`). The numbers:
-
-        network_weight: 1 for the network, 0 for the base alone
-        network, base: pooled nRMSE over the leads that count, None if not finite
-        nrmse, nrmse_pooled: `error_ratios`, from which `is_better` decides
-        decided_by: nrmse_pooled, if it alone does
-        num_leads, num_leads_compared: of a rollout, and those not lost by both
-        num_initial_conditions: of the validation trajectories
+    (`ups.metrics.errors.are_pooled`).
     """
-    lost = is_lost(sums)
-    compared = sums.masked_fill(lost, 0.0)  # means skip a truth of zero
+    compared = sums.masked_fill(is_lost(sums), 0.0)  # means skip a truth of zero
     ratios = error_ratios(compared, groups, seed)
-    is_pooled = are_pooled(sums[:, 0].sqrt(), is_driven)
     over_base = ratios["nrmse_pooled"]
-    decision = choose(
+    return choose(
         question,
         {ALONE: 1.0, NETWORK: over_base["value"]},
         "the network, if it is better than the base by more than chance; errors over the base's",
-        simplest_unless(is_better(ratios, is_pooled), ALONE),
+        simplest_unless(is_better(ratios, are_pooled(sums[:, 0].sqrt(), is_driven)), ALONE),
         intervals={NETWORK: (over_base["low"], over_base["high"])},
         rows=len(groups),
         seed=seed,
     )
-    return {
-        "network_weight": float(decision.chosen == NETWORK),
-        **{name: number(error) for name, error in pooled(compared).items()},
-        **ratios,
-        **({"decided_by": "nrmse_pooled"} if is_pooled else {}),
-        "num_leads": len(lost),
-        "num_leads_compared": int((~lost).any(1).sum()),
-        "num_initial_conditions": int(group_index(len(groups), groups).max()) + 1,
-    }, decision
 
 
 # ---- samplers and priors

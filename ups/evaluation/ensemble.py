@@ -224,9 +224,7 @@ def one_step(
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shuffle = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
         samples = [
-            ensembles.residual(name, tokens, facts, noise, second, shuffle).unflatten(0, (-1, num_members))[
-                :, : 1 if name == "operator" else None
-            ]
+            ensembles.residual(name, tokens, facts, noise, second, shuffle).unflatten(0, (-1, num_members))
             for name in names
         ]
         parts.append((r, u_ref, *samples))

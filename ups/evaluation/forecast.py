@@ -109,7 +109,6 @@ def facts_of(head: TaskHead, truth: Truth, times: list[float], is_pooled: bool) 
         "parameter_ranges": head.facts.parameters,
         "base": head.facts.base["kind"],
         "network_is_used": head.is_network_used,
-        "selection": head.facts.selection,
         "equation": task.equation,
         "found": head.findings(),
         "offset": dict(task.offsets),

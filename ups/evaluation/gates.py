@@ -31,7 +31,6 @@ from typing import Any
 from ups.common.place import STAGES, TRANSIENT, make_target
 from ups.common.text import frames_ahead
 from ups.evaluation.claims import ENSEMBLE, PRIOR, TRAINED, Claim, point, worst_figure
-from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 from ups.results import Entry, Interval, Results
 
@@ -52,7 +51,7 @@ MANY = 1e5  # initial conditions that no data set has
 PAIR = "operator / base"  # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
 NETWORK = {  # sentence by `network_gain`
-    "off": " {selected}",
+    "off": " Its network is not used: on validation it is not better than the base alone.",
     "unknown": "",
     "less": f" Its network makes it better than its base alone {BESIDE}.",
     "more": f" Its network makes it worse than its base alone {BESIDE}.",
@@ -320,8 +319,7 @@ def usability_of(task: Entry, ensembles: Entry | None) -> dict[str, Any]:
     kind, _ = network_gain(task)
     return {
         "usable": not faults,
-        "words": words
-        + NETWORK[kind].format(selected=in_words(facts.get("selection")), **task.value(PAIR, key) or {}),
+        "words": words + NETWORK[kind].format(**task.value(PAIR, key) or {}),
     }
 
 

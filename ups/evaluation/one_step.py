@@ -1,74 +1,51 @@
-"""Scores of single steps of a corrected task, from windows all along the trajectories, and checks of the
-networks that sample them."""
+"""Checks of single steps of a corrected task, from windows all along the trajectories: do students respond to
+their condition as the teacher does, and are the data a sample of the law that replaces them?"""
 
 import torch
 from torch import Tensor
 
 from ups.common.progress import note
-from ups.evaluation.ensemble import CHEAP, Ensembles, needs_many, one_step
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.evaluation.ensemble import CHEAP, Ensembles, one_step
 from ups.metrics.intervals import Resamples
 from ups.metrics.spectra import ROUNDING, octaves
 from ups.results import Entry
 
-FEW_WINDOWS = 256  # windows of a sampler with many evaluations
-FRACTION = 16  # of the windows: those of the checks that sample again
+FRACTION = 16  # of the windows: those in which networks are sampled, with their condition and another one
 LEADS = 4  # of the second ensemble, sampled if no law is known
 ONE_STEP = "one step"
-KEPT = ("crps", "ssr", "nonfinite_trajectories")  # of the scores of one step
 
 
 def num_step_samples(count: int, num_members: int) -> float:
     """Samples of the corrector in `assess_one_step`."""
-    return num_members * (min(FEW_WINDOWS, count) + max(2, count // FRACTION))
+    return num_members * 2 * max(2, count // FRACTION)
 
 
 def assess_one_step(
     entry: Entry, ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int, num_exact: int
 ) -> None:
-    """Add the case "one step": scores of single calls from windows all along the trajectories, and checks of
-    which some need the same noise twice.
-
-    Fields are scored against the data; CRPS and errors of means against `num_exact` exact samples if the law
-    is known.
-    """
-    source, truth = ensembles.residuals, ensembles.truth
-    costly = [name for name in ensembles.names if needs_many(entry, name)]
-    others = [name for name in ensembles.names if name not in costly]
-    windows = one_step(ensembles, count, num_members, others, num_exact=num_exact)
-    if costly:
-        note(f"{entry.name}: single steps of {', '.join(costly)}")
-        windows.samples.update(one_step(ensembles, min(FEW_WINDOWS, count), num_members, costly).samples)
-    groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
+    """Add the case "one step". num_exact: exact samples of each window, if the law is known."""
+    trained, few = [name for name in ensembles.names if name not in CHEAP], max(2, count // FRACTION)
+    windows = one_step(ensembles, count, num_members, [], num_exact=num_exact)
+    cache, split = ensembles.truth.cache, ensembles.truth.split
+    groups = cache.trajectory[cache.split[split][windows.rows]]
     resamples = Resamples(num_bootstrap, ensembles.seed, groups)
-    field_ref = windows.u_ref.cpu()
 
-    # ---- scores
-    for model, members in windows.samples.items():
-        law = None if windows.law is None else windows.law[: len(members)].cpu()
-        u = source.decode(members).cpu()
-        summary = summarise_ensemble(score_ensemble(u, field_ref[: len(u)], exact=law), resamples[: len(u)])
-        entry.add(model, {key: summary[key] for key in KEPT}, ONE_STEP)
-
-    # ---- response to the conditions of other windows
-    note(f"{entry.name}: single steps again")
-    some = max(2, count // FRACTION)
-    trained = [name for name in ensembles.names if name not in CHEAP]
-    others = one_step(ensembles, some, num_members, trained, is_shuffled=True).samples
-    pairs = {name: (windows.samples[name][:some].cpu(), members.cpu()) for name, members in others.items()}
+    # ---- response to the conditions of other windows, from the same noise
+    note(f"{entry.name}: single steps of {', '.join(trained)}")
+    own, other = (one_step(ensembles, few, num_members, trained, kind).samples for kind in (False, True))
+    pairs = {name: (own[name].cpu(), other[name].cpu()) for name in trained}
     for name in trained:
+        broken = (~own[name].isfinite()).flatten(1).any(1)
+        found = {"nonfinite_trajectories": int(broken.sum())}
         if name != "corrector":
-            found = response(pairs[name], pairs["corrector"], resamples[:some])
-            entry.add(name, {"response": found}, ONE_STEP)
+            found["response"] = response(pairs[name], pairs["corrector"], resamples[:few])
+        entry.add(name, found, ONE_STEP)
 
     # ---- the exact law
     if windows.law is not None:
-        ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, resamples)
+        boundary = ensembles.truth.task.boundary
+        ranks = ranks_of_data(windows.u_ref.cpu(), windows.law.cpu(), boundary, resamples)
         entry.add("", {"ranks_of_data": ranks}, ONE_STEP)
-
-
-# ---- checks beyond scores: do students respond to their condition as the teacher does, and are the data a
-# sample of the law that replaces them?
 
 
 def response(

@@ -2,7 +2,7 @@
 
     exact              fresh noise from the last input frame (`exact_futures`): no ensemble of independent
                        members has a lower mean CRPS (a fair score rewards dependent members:
-                       ups/evaluation/one_step.py)
+                       ups/metrics/likeness.py)
     bayes_mean         the mean of exact samples: no single forecast has a lower mean squared error
     analogs            the operator's rollout plus the errors of its rollouts from the most similar reserved
                        starts, lead by lead

@@ -17,7 +17,6 @@ from ups.common.progress import note
 from ups.config.schema import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
-from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
 from ups.generative.observation import CASES, PARTIAL, Observation, as_linear, observe_case, row_generators
@@ -124,17 +123,12 @@ def assess_steady(
     entry.add("", pool_checks(of_prior, against, resamples))
 
     # ---- words
-    known = {other: entry.number(f"corrector / {other}", "energy_score") for other in others}
-    cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
-    exact_words = ""
-    if task.has_known_law:
-        exact_words = f"; for {len(few)} of them {settings.truth_members} draws beside the exact posterior"
+    scored = {other: entry.number(f"corrector / {other}", "energy_score") for other in others}
+    cheap = max(others, key=lambda other: -1.0 if scored[other] is None else scored[other])
     words = (
-        f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
-        "serves every observation; errors that dress the operator's solution are fitted to each. "
-        f"{SERVES[method]} Its energy score is {in_words(known[cheap])} times that of the "
-        f"best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} "
-        "times that of solutions without any observation, mean over the partial observations."
+        f"{len(places)} {truth.split} fields, {settings.members} members each. {SERVES[method]} Errors that "
+        "dress the operator's solution are fitted to each observation. In the mean over the partial "
+        f"observations the best cheap ensemble is {cheap}."
     )
     entry.facts |= {"split": truth.split, "best_cheap": cheap, "words": [words]}
     return entry, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}

@@ -60,14 +60,7 @@ def assess_transient(
     rows, num_frames = starts_and_frames(truth, settings)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
-    setting = setting_of(cache.settings, task)
-    facts = {
-        "split": truth.split,
-        "times": times,
-        "setting": setting,
-        "serves": serves,
-        "fields": [*task.moving],
-    }
+    facts = {"split": truth.split, "times": times, "serves": serves, "fields": [*task.moving]}
     entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
@@ -135,7 +128,11 @@ def assess_transient(
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
             entry.add(one, over)
 
-    entry.facts["words"] = words_of(entry)
+    few = entry.number("corrector", "num_trajectories")
+    entry.facts["words"] = [
+        f"Setting: {setting_of(cache.settings, task)}. {len(rows)} {truth.split} trajectories, {few} of "
+        f"them by the corrector, {settings.members} members. The best cheap ensemble is {cheap}."
+    ]
     return entry, {
         **cache.scene(),
         "u_ref": u_ref[0].numpy(),
@@ -218,48 +215,3 @@ def setting_of(settings: TaskConfig, task: Task) -> str:
         *([f"patches of {settings.patch} cells are cut to {settings.dim} numbers"] if settings.dim else []),
     ]
     return (" and ".join(words) or "everything is observed") + f"; {settings.history} frame(s) are input"
-
-
-def words_of(entry: Entry) -> list[str]:
-    """What was scored, and what the network adds to waves without one."""
-    facts, number = entry.facts, entry.number
-    out = [
-        f"Setting: {facts['setting']}. {number('', 'num_trajectories')} {facts['split']} trajectories of as "
-        f"many initial conditions, {number('', 'members')} members{on_the_first(entry, 'corrector')}. The "
-        f"best cheap ensemble is {facts['best_cheap']}."
-    ]
-    if waves := entry.value("corrector / waves", "crps"):
-        out.append(on_waves(waves))
-    if "exact" in entry.models():
-        out.append(
-            "The law of the future is known: CRPS and errors of means are relative to exact samples instead "
-            "of the single future in the data, and no independent members have a lower mean CRPS."
-        )
-    return out
-
-
-def on_the_first(entry: Entry, model: str) -> str:
-    """On how many of the trajectories a model was scored, if not on all."""
-    count = entry.number(model, "num_trajectories")
-    if count == entry.number("", "num_trajectories"):
-        return ""
-    evaluations = entry.number(model, "evaluations_per_state")
-    return f"; the {model}, of {evaluations:.0f} evaluations per state, has the first {count} alone"
-
-
-def on_waves(ratio: dict[str, float | None]) -> str:
-    """What a network adds to linear-Gaussian waves of residuals. ratio: of the corrector's CRPS to theirs."""
-    if None in ratio.values():
-        return "Whether a network adds anything to linear-Gaussian waves of residuals is not known."
-    text = "{value:.3f} [{low:.3f}, {high:.3f}]".format(**ratio)
-    if ratio["high"] < 1:
-        return f"The network adds to linear-Gaussian waves of residuals: its CRPS is {text} times theirs."
-    return (
-        "The network adds nothing significant to linear-Gaussian waves of residuals, which need no network: "
-        f"its CRPS is {text} times theirs. Here such waves may pass the gates in its place, as the law may "
-        "be linear and Gaussian."
-    )
-
-
-def in_words(value: float | None) -> str:
-    return "an undefined number of" if value is None else f"{value:.3f}"

@@ -95,9 +95,7 @@ class StateConditions:
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
         earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
         last_pred = (
-            self.operator.predict(earlier, self.name, parameters, "call")[0]
-            if last_pred is None
-            else last_pred
+            self.operator.predict(earlier, self.name, parameters)[0] if last_pred is None else last_pred
         )
         is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
         z_pred, features = self.operator.predict_with_features(z, self.name, parameters.later(1))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from ups.generative.limits import WaveLimits
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
-from ups.models.facts import CELLS, CORRECTOR, COUNT, FLAG, SIZE, WHOLE, Facts, checked, require_kinds
+from ups.models.facts import CORRECTOR, Count, Facts, Size, require_kinds
 from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
@@ -101,7 +101,7 @@ class Condition:
 register_dataclass(Condition)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorrectorFacts(Facts):
     """The facts of one task of a corrector. None: does not apply.
 
@@ -119,15 +119,15 @@ class CorrectorFacts(Facts):
     own: dict[str, Any] | None = None
     guess: dict[str, Any] | None = None
     start: str | None = None
-    method: str | None = checked((METHODS.__contains__, " or ".join(METHODS)), default=None)
-    dim: int = checked(COUNT)
-    num_conditions: int = checked(COUNT)
-    tokens: list[int] | None = checked(CELLS, default=None)
-    fields: list[int] | None = checked(CELLS, default=None)
-    num_features: int | None = checked(WHOLE, default=None)
-    is_localized: bool | None = checked(FLAG, default=None)
-    sample_error: float | None = checked(SIZE, default=None)
-    horizon: int | None = checked(COUNT, default=None)
+    method: Literal[METHODS] | None = None
+    dim: Count
+    num_conditions: Count
+    tokens: list[Count] | None = None
+    fields: list[Count] | None = None
+    num_features: int | None = None
+    is_localized: bool | None = None
+    sample_error: Size | None = None
+    horizon: Count | None = None
 
 
 class CorrectorHead(nn.Module):

@@ -31,7 +31,6 @@ from ups.metrics.intervals import (
     compare,
     defined_mean,
     merge,
-    numbers,
     ratio,
     summarise,
 )
@@ -225,15 +224,7 @@ ENSEMBLES = (
         best=None,
         plain=lambda scores: int(scores["nonfinite"].amax(1).sum()),
     ),
-    Metric(
-        "num_members",
-        "members",
-        "size of the ensemble",
-        best=None,
-        plain=lambda scores: scores["ranks"].shape[2] - 1,
-    ),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
-    Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 

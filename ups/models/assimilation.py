@@ -48,7 +48,7 @@ def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], 
 def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:
     """The base's frames (batch, num_frames, C, *space), normalised, of which the first are start (batch,
     history, C, *space)."""
-    return torch.cat([start, head.base_frames(start, parameters, num_frames - head.history, True)], 1)
+    return torch.cat([start, head.base_frames(start, parameters, num_frames - head.history)], 1)
 
 
 def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, num_steps: int) -> Tensor:

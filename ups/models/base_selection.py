@@ -88,11 +88,6 @@ def fit_base(
     return facts, fitted_state(head)
 
 
-def base_scores(facts: dict[str, Any]) -> dict[str, float | None]:
-    """The pooled nRMSE of every candidate, from the facts of `fit_base`; None if it blew up."""
-    return {name: score for name, (score, *_) in facts["decisions"][0]["candidates"].items()}
-
-
 def describe_selection(facts: dict[str, Any]) -> str:
     """What validation decided about a base, from the facts of `fit_base`, with its stability and findings."""
     base, horizon = facts["description"]["base"], facts["description"]["horizon"]
@@ -206,7 +201,7 @@ def evaluate_candidate(name: str, head: TaskHead, cache: Cache, context: int, ro
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(batch, device)), u
         parameters = head.parameters_of(cache, batch, context - 1, u_ref.shape[1] + 1)
-        u_pred = head.base_frames(given[:, -head.history :], parameters, u_ref.shape[1], is_alone=True)
+        u_pred = head.base_frames(given[:, -head.history :], parameters, u_ref.shape[1])
         # in physical units, as the nRMSE of the report and of the training log
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
@@ -316,7 +311,7 @@ def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> De
     given, w_ref = w[:, :context], task.predicted(w[:, context:])
     start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
     start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
-    frames = head.base_frames(start, head.parameter_batch(raw), w_ref.shape[1], is_alone=True)
+    frames = head.base_frames(start, head.parameter_batch(raw), w_ref.shape[1])
     members = task.predicted(frames).unflatten(0, (-1, NUM_MEMBERS))
     valid = task.predicted(head.codec.masked(torch.ones_like(given[:1, :1])))
     noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()

@@ -5,19 +5,32 @@ The values may come from a stranger, and a network computes with them long after
 checks here a wrong type would be an error of torch in the middle of a forecast.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 
 from ups.common.files import value_hash
 from ups.common.place import make_target
-from ups.config.model import BASES
+from ups.config.model import BASES, Bound, NotNegative, Positive
 from ups.data.tokenizer import Tokenizer
+from ups.models.bases import base_class
 
 if TYPE_CHECKING:
     from ups.data.cache import Cache
@@ -30,12 +43,17 @@ AGAIN = (
 
 # ---- types of the values in config.json
 
-Check = Callable[[Any], bool]
-Rows = dict[str, tuple[Check, str]]  # key: (check of its value, expected value in words)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+Count, Size = Annotated[int, Positive], Annotated[float, NotNegative]
+Span = Bound(lambda ends: len(ends) == 2 and ends[0] <= ends[1], "the smallest and largest value")
+Range = Annotated[list[float], Span]
+Kinds = Mapping[str, Any]  # key -> the declared type of its value
+CODEC: Kinds = {"space": list[Count], "patch": Count, "fields": list[str], "positive": list[str], "mask": str}
+BAND: Kinds = {
+    **dict.fromkeys(("profile", "twin"), list[list[Size]]),
+    **dict.fromkeys(("factor", "width", "cell_width", "alarm", "error", "numerics"), Size),
+}
+CORRECTOR: Kinds = {"sampler_steps": Count, "mid_angle": float, "is_map": bool}
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def is_whole(value: Any) -> bool:
@@ -46,119 +64,38 @@ def is_count(value: Any) -> bool:
     return is_whole(value) and value > 0
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def matches(value: Any, kind: Any) -> bool:
+    """Whether a value, as JSON or NumPy give it, is of a declared type; numbers are finite."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return matches(value, args[0]) and all(bound.holds(value) for bound in kind.__metadata__)
+    if origin in (Union, UnionType):
+        return any(matches(value, one) for one in args)
+    if origin is Literal:
+        return value in args
+    if kind in (int, float):
+        return is_whole(value) or (kind is float and isinstance(value, float) and math.isfinite(value))
+    if origin is tuple and args[1:] != (...,):
+        is_list = isinstance(value, (list, tuple)) and len(value) == len(args)
+        return is_list and all(map(matches, value, args))
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, (list, tuple)) and all(matches(one, args[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, Mapping) and all(
+            matches(name, args[0]) and matches(one, args[1]) for name, one in value.items()
+        )
+    return kind is Any or isinstance(value, origin or kind)
 
 
-def is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def each(check: Check, num: int | None = None) -> Check:
-    """A check of every entry of a list, of `num` entries if given."""
-    return lambda value: (
-        isinstance(value, (list, tuple)) and num in (None, len(value)) and all(map(check, value))
-    )
-
-
-def is_tree(value: Any) -> bool:
-    """Whether value is a whole number, or nested lists of them."""
-    return is_whole(value) or each(is_tree)(value)
-
-
-def is_ranges(value: Any) -> bool:
-    """Whether value maps names to [smallest, largest]."""
-    return (
-        isinstance(value, Mapping)
-        and all(map(is_text, value))
-        and all(each(is_number, 2)(span) and span[0] <= span[1] for span in value.values())
-    )
-
-
-def is_sizes(value: Any) -> bool:
-    """Whether value maps names to sizes."""
-    return isinstance(value, Mapping) and all(map(is_text, value)) and all(map(is_size, value.values()))
-
-
-def is_size(value: Any) -> bool:
-    return is_number(value) and value >= 0
-
-
-def is_band(value: Any) -> bool:
-    """Whether value has the numbers of `ups.models.band.Band`."""
-    return (
-        isinstance(value, Mapping)
-        and value.keys() | {"numerics"} == BAND.keys()
-        and all(BAND[key][0](one) for key, one in value.items())
-    )
-
-
-def is_table(value: Any) -> bool:
-    """Whether value is a list of numbers, or of rows of numbers."""
-    return each(is_number)(value) or each(each(is_number))(value)
-
-
-COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_flag, "true or false")
-NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
-CHANNELS = (each(is_whole), "numbers of channels")
-SIZE, TABLE = (is_size, "a size"), (is_table, "numbers")
-SIZES = (is_sizes, "a standard deviation by name")
-RANGES = (is_ranges, "the smallest and largest value by name")
-SPECTRA = (each(each(is_size)), "rows of sizes")
-CODEC: Rows = {
-    "space": CELLS,
-    "patch": COUNT,
-    "fields": NAMES,
-    "positive": NAMES,
-    "mask": (is_text, "the lengths of the runs of a mask"),
-}
-BASE: Rows = {
-    "num_values": WHOLE,
-    "num_parameters": WHOLE,
-    "num_channels": WHOLE,
-    "num_inputs": WHOLE,
-    "degree": WHOLE,
-    "history": WHOLE,
-    "reach": WHOLE,
-    "lags": COUNT,
-    "waves": WHOLE,
-    "law": (is_text, "a name"),
-    "rank": WHOLE,
-    "firm_rank": WHOLE,
-    "num_moving": WHOLE,
-    "num_steps": WHOLE,
-    "space": CELLS,
-    "lengths": (each(is_number), "numbers"),
-    "cell": (each(is_number), "numbers"),
-    "dt": NUMBER,
-    "frame": NUMBER,
-    "ridge": NUMBER,
-    "terms": (is_tree, "whole numbers in lists"),
-    "positive": CHANNELS,
-    "vorticity": CHANNELS,
-    "driven": CHANNELS,
-    "vectors": (each(each(is_whole)), "lists of channels"),
-    "walls": (each(each(is_number)), "lists of numbers"),
-    "num_forcing": WHOLE,
-    "series": CHANNELS,
-    "forcing": NAMES,
-    "forcing_positive": CHANNELS,
-    "forcing_offsets": (each(is_number), "numbers"),
-}
-BAND: Rows = {
-    **dict.fromkeys(("profile", "twin"), (each(each(is_size)), "rows of sizes")),
-    **dict.fromkeys(("factor", "width", "cell_width", "alarm", "error", "numerics"), SIZE),
-}
-CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
-
-
-def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None:
-    """Raise ValueError if a value fails the check of its row."""
-    for key, (check, expected) in rows.items():
-        if key in description and not check(description[key]):
+def require_kinds(description: Mapping[str, Any], kinds: Kinds, what: str) -> None:
+    """Raise ValueError if a value is not of the type of its key."""
+    for key, kind in kinds.items():
+        if key in description and not matches(description[key], kind):
+            bounds = [bound.expected for bound in getattr(kind, "__metadata__", ())]
+            expected = ", ".join(bounds) or WORDS.get(kind, "what this version writes")
             raise ValueError(
-                f"the weights of {what} have {key} {description[key]!r:.80}; expected "
-                f"{expected}. Take another copy of them, or train again."
+                f"the weights of {what} have {key} {description[key]!r:.80}; expected {expected}. Take "
+                "another copy of them, or train again."
             )
 
 
@@ -216,7 +153,9 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
             f"the weights of {what} have a base of kind {base['kind']!r:.80}; expected one of "
             f"{', '.join(BASES)}. Train the operator again, or use the version that made them."
         )
-    require_kinds(settings, BASE, f"{what} (base)")
+    makers = [vars(one).get("__init__") for one in reversed(base_class(base["kind"]).__mro__)]
+    for maker in filter(inspect.isfunction, makers):
+        require_kinds(settings, get_type_hints(maker), f"{what} (base)")
     if settings.get("num_parameters", num_parameters) != num_parameters:
         raise ValueError(
             f"the base of {what} has {settings['num_parameters']} parameters in its weights; expected "
@@ -233,10 +172,9 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
 # ---- the facts
 
 
-def checked(row: tuple, is_decided: bool = False, **default: Any) -> Any:
-    """A field whose value in a file must pass the check of its row. is_decided: by the stage, so
-    heads of the same task and data may differ in it."""
-    return field(metadata={"row": row, "is_decided": is_decided}, kw_only=True, **default)
+def is_band(value: Mapping[str, Any]) -> bool:
+    """Whether value has the numbers of `ups.models.band.Band`."""
+    return value.keys() | {"numerics"} == BAND.keys() and all(matches(value[key], BAND[key]) for key in value)
 
 
 class Facts:
@@ -257,16 +195,8 @@ class Facts:
                 f"the weights of {name} have the {missing[0]} missing; expected what this version records. "
                 f"{cls.again}"
             )
-        require_kinds(
-            description,
-            {key: one.metadata["row"] for key, one in known.items() if "row" in one.metadata},
-            name,
-        )
+        require_kinds(description, get_type_hints(cls, include_extras=True), name)
         return cls(**{key: value for key, value in description.items() if key in known})
-
-    def undecided(self) -> Self:
-        """The facts without what the stage decided."""
-        return replace(self, **{one.name: None for one in fields(self) if one.metadata.get("is_decided")})
 
     def described(self) -> dict[str, Any]:
         """The entry of config.json; `read` is the inverse."""
@@ -277,7 +207,7 @@ class Facts:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeadFacts(Facts):
     """The facts of one task of an operator. None: not known, or not stored by an older version.
 
@@ -291,9 +221,8 @@ class HeadFacts(Facts):
     is_conservative: the training data conserve what the equation conserves; conserved: the fields whose mean
     they keep, if the user names none. forcing_range, input_range (of a coefficient): as the bounds of the
     state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
-    tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
-    network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
-    record of the first. band: the numbers of `ups.models.band.Band`. starts, forcings: of
+    tried. is_deterministic: noise of measurement explains the errors. network_weight: of the network's output
+    (0: the base alone). band: the numbers of `ups.models.band.Band`. starts, forcings: of
     `ups.models.starts`. twin: kind and settings of the base that was fitted once more (`Base.twin`).
     """
 
@@ -307,39 +236,30 @@ class HeadFacts(Facts):
     base: dict[str, Any]
     own: dict[str, Any] | None = None
     forcing_codec: dict[str, Any] | None = None
-    selection: dict[str, Any] | None = field(default=None, metadata={"is_decided": True})
-    history: int = checked(COUNT)
-    bundle: int = checked(COUNT)
-    dt: float = checked(SIZE)
-    parameters: dict[str, list[float]] = checked(RANGES)
-    parameter_values: list = checked(TABLE)
-    network_weight: float = checked(NUMBER, True)
-    is_conservative: bool = checked(FLAG, True)
-    time_unit: float = checked(NUMBER, default=1.0)
-    horizon: int | None = checked(COUNT, True, default=None)
-    call_weight: float | None = checked(NUMBER, True, default=None)
-    conserved: list[str] | None = checked(NAMES, default=None)
-    noise: dict[str, float] | None = checked(SIZES, default=None)
-    start_frames: int | None = checked(WHOLE, True, default=None)
-    is_deterministic: bool | None = checked(FLAG, True, default=None)
+    history: Count
+    bundle: Count
+    dt: Size
+    parameters: dict[str, Range]
+    parameter_values: list[float] | list[list[float]]
+    network_weight: float
+    is_conservative: bool
+    time_unit: float = 1.0
+    horizon: Count | None = None
+    conserved: list[str] | None = None
+    noise: dict[str, Size] | None = None
+    start_frames: int | None = None
+    is_deterministic: bool | None = None
     twin: dict[str, Any] | None = None
-    forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
-    input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
-    starts: list[list[float]] | None = checked(SPECTRA, True, default=None)
-    forcings: list[list[float]] | None = checked(SPECTRA, True, default=None)
-    band: dict[str, Any] | None = checked((is_band, "the numbers of a band"), True, default=None)
+    forcing_range: dict[str, Range] | None = None
+    input_range: dict[str, Range] | None = None
+    starts: list[list[Size]] | None = None
+    forcings: list[list[Size]] | None = None
+    band: Annotated[dict[str, Any], Bound(is_band, "the numbers of a band")] | None = None
 
-    @cached_property
-    def component_weights(self) -> dict[str, float]:
-        """The weight of the network's output by component of the operator: "full" serves, "base" is the base
-        alone, and samplers build on "call".
-
-        If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
-        base. A member of an ensemble follows one future, call by call, so "call" has the smallest error in
-        single calls.
-        """
-        call = self.network_weight if self.call_weight is None else self.call_weight
-        return {"full": self.network_weight, "base": 0.0, "call": call}
+    def weight(self, component: str | float) -> float:
+        """The weight of the network's output in a component of the operator: "full" serves, "base" is the
+        base alone; a number is the weight itself."""
+        return {"full": self.network_weight, "base": 0.0}.get(component, component)
 
 
 def plain(domain: tuple) -> list:

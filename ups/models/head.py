@@ -303,18 +303,16 @@ class TaskHead(nn.Module):
         axes = (1, *range(3, w.ndim))
         return torch.minimum(w.amin(axes, True), low), torch.maximum(w.amax(axes, True), high)
 
-    def base_frames(
-        self, u: Tensor, parameters: ParameterBatch, num_frames: int, is_alone: bool = False
-    ) -> Tensor:
+    def base_frames(self, u: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:
         """The base's next frames (batch, num_frames, C, *space), under the constraints of the task, from
-        normalised u (batch, history, C_in, *space). is_alone: no network corrects them.
+        normalised u (batch, history, C_in, *space).
         """
-        predict, frames = self.base.alone if is_alone else self.base, []
+        frames = []
         if num_frames > 1:  # else the base reads the only input itself
             parameters = self.base.settled(self.input_codec.bridged(u), parameters)
         for number in range(num_frames):
             beat()
-            u_next = predict(self.input_codec.bridged(u), parameters.later(number))
+            u_next = self.base(self.input_codec.bridged(u), parameters.later(number))
             frames.append(self.constrained(u_next[:, None], u[:, -1]))
             u = torch.cat([u[:, 1:], frames[-1]], 1) if number + 1 < num_frames else u
         return torch.cat(frames, 1)

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-# by name (`HeadFacts.component_weights`), or a weight of the network's output
-Component = Literal["full", "base", "call"] | float
+Component = Literal["full", "base"] | float  # of `HeadFacts.weight`
 
 
 class Operator(TaskNetwork):
@@ -136,8 +135,8 @@ class Operator(TaskNetwork):
         """
         head = self.head(task)
         head.require_shape("fields", u, parameters)
-        weight = head.facts.component_weights.get(component, component)
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
+        weight = head.facts.weight(component)
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
         if not weight:
             return u_base, u_base
         return self.corrected(head, u, u_base, parameters, weight)[0], u_base
@@ -155,13 +154,13 @@ class Operator(TaskNetwork):
     def predict_with_features(
         self, z: Tensor, task: str, parameters: ParameterBatch
     ) -> tuple[Tensor, Tensor]:
-        """The prediction of component "call" in latents, and the features of the backbone (batch, *tokens,
-        width), also if the base serves alone.
+        """The prediction in latents, and the features of the backbone (batch, *tokens, width), also if the
+        base serves alone.
         """
         head = self.head(task)
         head.require_shape("latents", z, parameters)
-        u, weight = head.input_codec.decode(z), head.facts.component_weights["call"]
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle, not weight))
+        u, weight = head.input_codec.decode(z), head.facts.network_weight
+        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
         full, features = self.corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 

@@ -96,7 +96,7 @@ class Traces:
         self, operator: nn.Module, head: nn.Module, parameters: ParameterBatch, component: str | float
     ) -> Callable[[Tensor, int], Tensor]:
         """The steps of a `rollout`: the first result of `Operator.step` for this head and component."""
-        weight = head.facts.component_weights.get(component, component)
+        weight = head.facts.weight(component)
         names = tuple(name for name, value in vars(parameters).items() if value is not None)
 
         def plain(u: Tensor, num_done: int) -> Tensor:

@@ -70,7 +70,7 @@ class Growth:
             if forcing is not None:
                 now = [(frame - 1) % self.num_frames, frame % self.num_frames]
                 parameters = replace(parameters, forcing=forcing[:, now])
-            new = base.alone(u, parameters)[:, None]
+            new = base(u, parameters)[:, None]
             for constraint in head.invariants:
                 new = constraint(new, u[:, -1])
             u = torch.cat([u, new], 1)[:, -head.history :]

@@ -77,9 +77,9 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork) -> None:
 
 
 def copy_head(head: nn.Module, parent: nn.Module) -> str:
-    """Copy the weights of another head of the same task; what was copied, in words, "" if they do not fit: of
-    a `TaskHead` if history, bundle or patch differ. Its base is copied only if the facts agree; the
-    statistics of a corrector's head are not.
+    """Copy the maps of another head of the same task; what was copied, in words, "" if they do not fit: of a
+    `TaskHead` if history, bundle or patch differ. Its base and the statistics of a corrector's head stay as
+    they were fitted.
     """
     if not isinstance(head, TaskHead):
         return copy_maps(head, parent)
@@ -94,13 +94,10 @@ def copy_head(head: nn.Module, parent: nn.Module) -> str:
         or not all(can_translate(*pair) for pair in pairs)
     ):
         return ""
-    if not all(one.is_same(other) for one, other in pairs):
-        translate_maps(head, parent)
-        return TRANSLATED
-    if head.facts.undecided() == parent.facts.undecided():
-        head.load_state_dict(parent.state_dict())
-        return AS_IT_WAS
-    return copy_maps(head, parent)
+    if all(one.is_same(other) for one, other in pairs):
+        return copy_maps(head, parent)
+    translate_maps(head, parent)
+    return TRANSLATED
 
 
 def copy_maps(head: nn.Module, parent: nn.Module) -> str:

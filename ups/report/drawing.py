@@ -23,40 +23,15 @@ from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 from PIL import Image
 
 from ups.common.text import RAISED
+from ups.report.tables import INK, MODELS
 
-INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
+LINE = "#c5ccd3"  # as INK replaced by the page's colour in SVG; as it is in PNG files
 FIELD_MAP, ERROR_MAP, INPUT_MAP = "viridis", "RdBu_r", "cividis"
 SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
 # first letters of the names of vertical axes
 UPRIGHT = ("y", "j", "row", "lat", "rlat", "z", "k", "lev", "height", "depth")
 UNSEEN = "#b9c0c7"  # cells that are not observed or hold no number
 DASHED = (0, (3, 1.5))
-# Colour, dash and marker of every model: no two lines differ by colour alone. Colours after Okabe and Ito
-# (2008), distinct for the colour-blind (tested); mid-tones, readable on white and on black.
-LOOKS = {
-    "truth": (INK, "-", ""),
-    "operator": ("#0072b2", "-", "o"),
-    "base": ("#d55e00", (0, (5, 2)), "s"),
-    "corrector": ("#e377c2", "-", "D"),
-    "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
-    "student_2": ("#56b4e9", (0, (3, 1)), "v"),
-    "scoring": ("#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"),
-    "fno": ("#e69f00", (0, (3, 1)), "P"),
-    "unet": ("#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"),
-    "persistence": ("#8a939c", (0, (4, 2)), ""),
-    "climatology": ("#8a939c", (0, (1, 2)), ""),
-    "seasonal_climatology": ("#8a939c", (0, (6, 1, 1, 1)), ""),
-    "train_mean": ("#8a939c", (0, (4, 2)), ""),
-    "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
-    "dressed": ("#8a939c", (0, (4, 2)), "x"),
-    "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
-    "waves": ("#8c6d46", (0, (1, 2)), "x"),
-    "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"),
-    "analogs": ("#d55e00", (0, (2, 1)), "3"),
-    "starts": ("#0072b2", (0, (2, 1)), "2"),
-    "exact": (INK, (0, (1, 1)), "*"),
-    "bayes_mean": (INK, (0, (4, 1)), "_"),
-}
 MAX_CELLS = 128  # per axis of a plotted field; finer grids are strided, as averages would hide errors
 LOWEST = 0.9  # height of a row of maps, inches
 STYLE = {
@@ -89,12 +64,12 @@ styled = matplotlib.rc_context(STYLE)  # decorator of functions that draw
 
 def color(name: str) -> str:
     """The colour of a model."""
-    return LOOKS[name][0]
+    return MODELS[name][1]
 
 
 def line(look: str | tuple, num_points: int) -> dict:
     """Keywords of `Axes.plot` for a line of num_points. look: a model, or (colour, dash, marker)."""
-    shade, dash, marker = LOOKS.get(look, look)
+    shade, dash, marker = MODELS[look][1:] if isinstance(look, str) else look
     return {
         "color": shade,
         "linestyle": dash,

@@ -17,7 +17,6 @@ from ups.report.drawing import (
     INK,
     INPUT_MAP,
     LINE,
-    LOOKS,
     axis_labels,
     color,
     colour_bar,
@@ -35,11 +34,11 @@ from ups.report.drawing import (
     styled,
     truth_and_prediction,
 )
-from ups.report.tables import label, ordered
+from ups.report.tables import MODELS, label, ordered
 from ups.results import Entry
 
 CYCLE = [
-    LOOKS[name]
+    MODELS[name][1:]
     for name in ("operator", "base", "student_1", "corrector", "scoring", "student_2", "persistence")
 ]  # of tasks
 COLUMNS = 5  # leads shown of a 2D field

@@ -23,7 +23,6 @@ from ups.report.drawing import (
     colour_bar,
     colours,
     finish,
-    floats,
     lead_title,
     maps,
     pick_leads,
@@ -31,8 +30,8 @@ from ups.report.drawing import (
     styled,
 )
 from ups.report.figures import field_errors
-from ups.report.tables import NAMES, label, ordered
-from ups.results import OBSERVED, Entry
+from ups.report.tables import MODELS, label
+from ups.results import OBSERVED
 
 FEATURED = (
     "corrector",
@@ -58,7 +57,7 @@ LEAD_PANELS = (
 
 def featured(models: Collection[str], count: int) -> list[str]:
     """The first `count` models in the order of FEATURED, then models without a name of their own."""
-    return [*[name for name in FEATURED if name in models], *[name for name in models if name not in NAMES]][
+    return [*[name for name in FEATURED if name in models], *[name for name in models if name not in MODELS]][
         :count
     ]
 
@@ -191,40 +190,6 @@ def steady_cases(sample: dict, field: int) -> Figure | None:
         field,
         1,
     )
-
-
-@styled
-def rank_histograms(entry: Entry) -> Figure | None:
-    """Histogram of the rank of the truth among the sorted members, relative to a flat one; a panel per model.
-    Flat at 1 if truth and members are exchangeable."""
-    every = {
-        model: floats(entry.listed(model, "rank_histogram").get("value", ()))
-        for model in ordered(entry.models())
-    }
-    kept = {model: counts for model, counts in every.items() if len(counts) > 2 and np.isfinite(counts).all()}
-    if not kept:
-        return None
-    rows, columns = -(-len(kept) // 4), min(len(kept), 4)
-    fig = Figure(figsize=(9.2 * max(columns, 2) / 4, 0.4 + 1.6 * rows))
-    axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for ax, (model, counts) in zip(axes, kept.items(), strict=False):
-        ax.bar(
-            (np.arange(len(counts)) + 0.5) / len(counts),
-            counts / counts.sum() * len(counts),
-            width=0.92 / len(counts),
-            color=color(model),
-            alpha=0.85,
-        )
-        ax.axhline(1.0, color=INK, linewidth=1.0)
-        ax.set_title(label(model), color=color(model))
-    for ax in axes[len(kept) :]:
-        ax.remove()
-    axes[0].set_xticks([0, 0.5, 1], ["below", "", "above"])
-    # the end bars of an overconfident ensemble are many times the rest: cut (the table has the numbers)
-    axes[0].set_ylim(0, min(6.0, axes[0].get_ylim()[1]))
-    fig.supxlabel("rank of the truth among the members", fontsize=9)
-    fig.supylabel("frequency / flat", fontsize=9)
-    return fig
 
 
 def field_to_show(sample: dict) -> int:

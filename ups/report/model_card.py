@@ -13,7 +13,6 @@ from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.place import STAGES
 from ups.common.text import number
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of, not_passed
-from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
 from ups.report.tables import is_interval, label, markdown_table, noise_in_words, ordered, render
@@ -146,8 +145,7 @@ def _forecasts(results: Results) -> Scores:
     ]
     head = ["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"]
     facts = {name: task.facts for name, task in tasks.items()}
-    notes = [f"{name}: {in_words(of['selection'])}" for name, of in facts.items() if of.get("selection")]
-    notes += [f"{name}{words}" for name, of in facts.items() if (words := horizon_of(of))]
+    notes = [f"{name}{words}" for name, of in facts.items() if (words := horizon_of(of))]
     notes += [f"{name}: {noise_in_words(tasks[name])}" for name, of in facts.items() if "noise" in of]
     notes += [f"{name}: {line}" for name, of in facts.items() for line in of.get("found", [])]
     return {"head": head, "rows": rows, "notes": notes}

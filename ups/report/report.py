@@ -92,7 +92,6 @@ def write_report(
         failed=len(failed),
         undecided=len(undecided),
         unusable=sum(not entry["usable"] for entry in facts["usability"].values()),
-        summary=summary.paragraph(results),
         overview=summary.overview(results),
         sections=dict(zip(makers, call(makers.values()), strict=True)),
         figure=lambda fig, caption, name: drawing.to_html(fig, caption, folder / f"{file_stem(name)}.png"),

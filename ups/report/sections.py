@@ -242,7 +242,6 @@ def ensemble_section(entry: Entry, sample: dict) -> Markup:
         by_lead=figures.by_lead(
             entry, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(entry.models(), 2)
         ),
-        rank_histograms=figures_ensemble.rank_histograms(entry),
         **_model_table(entry, ENSEMBLE_ROWS, is_marked=True),
     )
 

@@ -1,12 +1,11 @@
-"""The summary of the report, from the results alone: what was scored, which gates fail, and the table of what
-was compared.
+"""The first table of the report.
 
 Everything looks good beside the trivial forecast. So the table compares the operator with its own base (what
 does the network add?) and with the best network of another kind trained on the same data. A difference counts
 only if its paired interval excludes zero.
 """
 
-from ups.evaluation.gates import error_of, horizon_of, network_gain, not_passed, trivial_of
+from ups.evaluation.gates import error_of, horizon_of, network_gain, trivial_of
 from ups.report.bench_rows import NETWORKS
 from ups.report.tables import render
 from ups.results import Entry, Results
@@ -17,27 +16,6 @@ def best_other(task: Entry) -> str | None:
     errors = {name: task.value(name, error_of(task)) for name in NETWORKS}
     known = {name: error["value"] for name, error in errors.items() if error and error["value"] is not None}
     return min(known, key=known.get, default=None)
-
-
-def paragraph(results: Results) -> str:
-    """What was scored, and the gates that do not pass, in words."""
-    tasks, gates = results.tasks, results.facts["gates"]
-    split, num = results.facts["protocol"].get("split", ""), len(results.facts["gates"])
-    total = sum(task.number("", "num_trajectories") for task in tasks.values())
-    sentences = [
-        f"The operator was scored on {total:,} {split} trajectories of "
-        f"{len(tasks)} task{'s' * (len(tasks) != 1)}."
-    ]
-    failed, undecided = ([gate["name"] for gate in some] for some in not_passed(gates))
-    if failed:
-        sentences.append(f"{len(failed)} of {num} gates fail: {', '.join(failed)}.")
-    elif undecided:
-        sentences.append(f"{num - len(undecided)} of {num} gates pass and none fails.")
-    else:
-        sentences.append(f"All {num} gates pass.")
-    if undecided:
-        sentences.append(f"Undecided: {', '.join(undecided)}.")
-    return " ".join(sentences)
 
 
 def overview(results: Results) -> str:

@@ -32,30 +32,35 @@ COSTS = (
         best=None,
     ),
 )
-NAMES = {  # of the models, in the order of the tables
-    "operator": "UPS operator",
-    "base": "base alone",
-    "dressed": "+ noise",
-    "dressed_conditional": "+ conditional noise",
-    "waves": "+ Gaussian waves",
-    "dressed_resampled": "+ drawn residual",
-    "linear_posterior": "linear posterior, pushed",
-    "unconditional": "any solution",
-    "analogs": "+ errors of analogs",
-    "starts": "noisy starts",
-    "exact": "exact draws",
-    "bayes_mean": "mean of exact draws",
-    "scoring": "trained by scores",
-    "corrector": "corrector",
-    "student_1": "student, 1 step",
-    "student_2": "student, 2 steps",
-    "fno": "FNO",
-    "unet": "U-Net",
-    "persistence": "persistence",
-    "climatology": "climatology",
-    "seasonal_climatology": "seasonal climatology",
-    "train_mean": "training mean",
-    "codec_floor": "codec floor",
+# Model -> label, colour, dash and marker, in the order of the tables: no two lines differ by colour alone.
+# Colours after Okabe and Ito (2008), distinct for the colour-blind (tested); mid-tones, readable on white and
+# on black. INK is replaced by the page's colour in SVG.
+INK = "#1f2933"
+MODELS = {
+    "truth": ("truth", INK, "-", ""),
+    "operator": ("UPS operator", "#0072b2", "-", "o"),
+    "base": ("base alone", "#d55e00", (0, (5, 2)), "s"),
+    "dressed": ("+ noise", "#8a939c", (0, (4, 2)), "x"),
+    "dressed_conditional": ("+ conditional noise", "#8c6d46", (0, (4, 2)), "+"),
+    "waves": ("+ Gaussian waves", "#8c6d46", (0, (1, 2)), "x"),
+    "dressed_resampled": ("+ drawn residual", "#7a8a2e", (0, (4, 2)), "1"),
+    "linear_posterior": ("linear posterior, pushed", "#8a939c", "-", ""),
+    "unconditional": ("any solution", "#8a939c", "-", ""),
+    "analogs": ("+ errors of analogs", "#d55e00", (0, (2, 1)), "3"),
+    "starts": ("noisy starts", "#0072b2", (0, (2, 1)), "2"),
+    "exact": ("exact draws", INK, (0, (1, 1)), "*"),
+    "bayes_mean": ("mean of exact draws", INK, (0, (4, 1)), "_"),
+    "scoring": ("trained by scores", "#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"),
+    "corrector": ("corrector", "#e377c2", "-", "D"),
+    "student_1": ("student, 1 step", "#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
+    "student_2": ("student, 2 steps", "#56b4e9", (0, (3, 1)), "v"),
+    "fno": ("FNO", "#e69f00", (0, (3, 1)), "P"),
+    "unet": ("U-Net", "#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"),
+    "persistence": ("persistence", "#8a939c", (0, (4, 2)), ""),
+    "climatology": ("climatology", "#8a939c", (0, (1, 2)), ""),
+    "seasonal_climatology": ("seasonal climatology", "#8a939c", (0, (6, 1, 1, 1)), ""),
+    "train_mean": ("training mean", "#8a939c", (0, (4, 2)), ""),
+    "codec_floor": ("codec floor", "#7a8a2e", (0, (1, 1.5)), ""),
 }
 START_IN_WORDS = {  # sign of start_frames: not tried, no better on validation, used
     -1: "",
@@ -76,7 +81,7 @@ def value_of(found: Any) -> float | None:
 
 
 def label(model: str) -> str:
-    return NAMES.get(model, model)
+    return MODELS[model][0] if model in MODELS else model
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -85,8 +90,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 
 
 def ordered(models: Collection[str]) -> list[str]:
-    """Known models in the order of NAMES, then any others."""
-    return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
+    """Known models in the order of MODELS, then any others."""
+    return [*[name for name in MODELS if name in models], *[name for name in models if name not in MODELS]]
 
 
 class Row(NamedTuple):

@@ -222,10 +222,6 @@ class Base(nn.Module):
     def num_fitted(self) -> int:
         return sum(value.numel() for value in self.parameters())
 
-    def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        """The prediction if no network corrects it; `linear` has a second map for this."""
-        return self(u, parameters)
-
     def settled(self, u: Tensor, parameters: ParameterBatch) -> ParameterBatch:
         """The parameters with what the base reads from frames u (batch, time, C, *space) and what does not
         change in the frames after them; a rollout calls it once."""

@@ -2,7 +2,6 @@
 that is fitted by ridge regression.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ from ups_discovery.boundary import PERIODIC, along
 if TYPE_CHECKING:
     from ups.models.bases.reduced_rank import Map
 
-GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well
-STEPS, STATES = 40, 4  # of the power iteration for the growth
 BATCH = 32  # windows that are read at once
 MEAN = "the mean"
 # nominal seconds of a fit to all windows at once. Else it begins with fewer, and takes MORE times as many
@@ -29,11 +26,7 @@ class Linear(Base):
     """u_next = mean' + kept * (u - mean) + (x - mean) U V^T. x: the last `lags` frames, the forcing and the
     standardised parameters; kept: 0 or 1 per cell.
 
-    It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map that was fitted
-    to few windows has much smaller errors on these than on others, and a network would learn from too small
-    residuals. In that case there are two maps: `alone` has the least error on held-out windows; a call, over
-    which a network is trained, uses a firm map with more ridge and equal errors on both. firm_rank: the rank
-    of that map.
+    It needs no symmetry, so it serves walls, masks and coefficients that vary in space.
     """
 
     kind, degree, is_costly = "linear", 1, True
@@ -49,7 +42,6 @@ class Linear(Base):
         num_inputs: int = 0,
         lags: int = 1,
         rank: int = 0,
-        firm_rank: int | None = None,
         num_forcing: int = 0,
         series: Sequence[int] = (),
         **_: Any,
@@ -57,15 +49,14 @@ class Linear(Base):
         super().__init__()
         self.series, self.forcing_fields = list(series), [*set(range(num_forcing)) - set(series)]
         self.space, self.lags, self.num_channels = tuple(space), lags, num_channels
-        self.is_steady, self.has_firm = num_inputs > 0, firm_rank is not None
+        self.is_steady = num_inputs > 0
         cells = math.prod(space)
         num_out, num_in = num_channels * cells, (num_inputs or num_channels * lags) * cells + num_parameters
         num_in += 2 * (len(self.forcing_fields) * cells + len(self.series))
         for name, size in (("mean_in", num_in), ("mean", num_out), ("kept", num_out)):
             self.register_buffer(name, torch.zeros(size))
-        for name, size in (("", rank), *[("firm_", firm_rank)] * self.has_firm):
-            self.register_buffer(f"{name}reads", torch.zeros(num_in, size))
-            self.register_buffer(f"{name}gives", torch.zeros(num_out, size))
+        self.register_buffer("reads", torch.zeros(num_in, rank))
+        self.register_buffer("gives", torch.zeros(num_out, rank))
 
     @property
     def num_fitted(self) -> int:
@@ -82,50 +73,17 @@ class Linear(Base):
         return torch.cat([part.float() for part in read], 1)
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        return self._mapped(u, parameters, "firm_" if self.has_firm else "")
-
-    def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        return self._mapped(u, parameters, "")
-
-    def _mapped(self, u: Tensor, parameters: ParameterBatch, which: str) -> Tensor:
         x = self.inputs(u, parameters) - self.mean_in
-        out = self.mean + x @ getattr(self, f"{which}reads") @ getattr(self, f"{which}gives").T
+        out = self.mean + x @ self.reads @ self.gives.T
         if not self.is_steady:
             out = out + self.kept * x[:, : len(self.kept)]
         return out.view(-1, self.num_channels, *self.space)
 
-    @torch.no_grad()
-    def growth(self, seed: int) -> float:
-        """The spectral radius of the map, the largest long-term growth of a deviation per frame, by power
-        iteration."""
-        num, rng = len(self.mean), torch.Generator().manual_seed(seed)
-        x, logs = torch.randn(STATES, self.lags * num, generator=rng).to(self.mean), []
-        reads = self.reads[: self.lags * num]
-        for _ in range(2 * STEPS):
-            new = x @ reads @ self.gives.T + self.kept * x[:, :num]
-            x = torch.cat([new, x[:, : (self.lags - 1) * num]], 1)
-            size = x.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            x = x / size
-            logs.append(size.log())
-        return float(torch.stack(logs[STEPS:]).mean(0).max().exp())
-
-    @torch.no_grad()
-    def shrunk(self, growth: float) -> "Linear":
-        """This map with every rate divided by `growth`: coefficients of n frames ago by its power n + 1."""
-        powers, num = torch.ones_like(self.mean_in), len(self.mean)
-        for lag in range(self.lags):
-            powers[lag * num : (lag + 1) * num] = growth ** -(lag + 1)
-        self.kept /= growth
-        self.reads *= powers[:, None]
-        if self.has_firm:
-            self.firm_reads *= powers[:, None]
-        return self
-
     @classmethod
     @torch.no_grad()
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
-        """Yield, for every start (see `starts`) and number of frames: the start itself, the map that is best
-        on held-out windows and, if that one grows, the same without growth.
+        """Yield, for every start (see `starts`) and number of frames, the start itself and the map that is
+        best on held-out windows.
 
         A costly map is fitted to a few windows, then to more and more: as long as that reduces its held-out
         error, and from those starts whose error is not clearly larger than the least.
@@ -156,21 +114,17 @@ class Linear(Base):
                 if least > MORE_GAIN * before:
                     break
                 left = {name: left[name] for name, (*_, error) in found.items() if error <= CLEARLY * least}
-            for start, (numbers, best, firm, _) in found.items():
+            for start, (numbers, best, _) in found.items():
                 if lags == 1 and start == MEAN:  # persistence is a base of its own
                     none = Map(best.reads[:, :0], best.gives[:, :0])
-                    yield unfitted.made(settings, start, numbers, none, None)
+                    yield unfitted.made(settings, start, numbers, none)
                 if best.rank:
-                    name, fitted, base = unfitted.made(settings, start, numbers, best, firm)
-                    yield name, fitted, base
-                    if not task.is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
-                        shrunk = copy.deepcopy(base).shrunk(growth)
-                        yield f"{name}, without its growth of {growth:.4g}", fitted, shrunk
+                    yield unfitted.made(settings, start, numbers, best)
         return missing
 
     @torch.no_grad()
     def twin(self, samples: Samples, settings: dict[str, Any]) -> tuple[dict[str, Any], "Linear"]:
-        """The map fitted to other samples, from the same start and without growth if this one has none."""
+        """The map fitted to other samples, from the same start."""
         from ups.models.bases.reduced_rank import fit_maps, work
 
         count, sizes = self.num_windows(samples), (len(self.mean_in), len(self.mean))
@@ -178,11 +132,8 @@ class Linear(Base):
             count //= MORE
         samples.spend(work(count, *sizes, 1))
         most = self.MOST_WEIGHTS // sum(sizes)
-        found, best, firm, _ = fit_maps(*self.windows(samples, count), {MEAN: self.kept}, most)[MEAN]
-        _, settings, twin = self.made(settings, MEAN, found, best, (firm or best) if self.has_firm else None)
-        if not self.is_steady and self.growth(samples.seed) <= 1 + GROWTH:
-            twin = twin.shrunk(max(1.0, twin.growth(samples.seed)))
-        return settings, twin
+        found, best, _ = fit_maps(*self.windows(samples, count), {MEAN: self.kept}, most)[MEAN]
+        return self.made(settings, MEAN, found, best)[1:]
 
     def starts(self, settings: dict[str, Any]) -> dict[str, Tensor]:
         """Name -> the fraction (numbers,) of a number's deviation that persists without the map: none or all
@@ -194,14 +145,11 @@ class Linear(Base):
         return {MEAN: nothing, "persistence": torch.ones_like(nothing)}
 
     def made(
-        self, settings: dict, start: str, found: dict[str, Tensor], best: "Map", firm: "Map | None"
+        self, settings: dict, start: str, found: dict[str, Tensor], best: "Map"
     ) -> tuple[str, dict[str, Any], "Linear"]:
         """The candidate (name, settings, base) of fitted tensors."""
         settings = {**settings, "lags": self.lags, "rank": best.rank}
         found = found | {"reads": best.reads, "gives": best.gives}
-        if firm is not None:
-            settings["firm_rank"] = firm.rank
-            found |= {"firm_reads": firm.reads, "firm_gives": firm.gives}
         base = Linear(**settings).to(best.reads.device)
         base.load_state_dict(found)
         frames = f"{self.lags} frame{'s' * (self.lags > 1)}"

@@ -20,7 +20,6 @@ FOLDS = 4  # of cross-validation; windows are in the order of initial conditions
 READ, PRODUCT, EIGENVECTORS, RANKS = 1e-7, 5e-11, 2.5e-10, 1.5e-8
 RIDGES = tuple(10.0**power for power in range(-13, 2))  # relative to the largest variance of a direction of x
 AS_GOOD = 1.005  # times the least error; among these, the largest ridge and then the smallest rank are taken
-FIRM = 0.5  # a firm map's least error on fitted windows, relative to that on held-out ones
 NEARLY = 0.75  # of the largest rank, from which the rank is not limited
 TINY = 1e-15  # of the largest variance: float64 rounding
 ROUNDING = 1e-14  # of the squares of y: smaller errors are rounding
@@ -100,9 +99,7 @@ class FoldSums:
 
 
 class Errors:
-    """Squared errors of fits without one fold, on the held-out windows and on the others. products: x^T y of
-    all windows.
-    """
+    """Squared errors on the held-out windows of fits without their fold. products: x^T y of all windows."""
 
     def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor, products: Tensor):
         others, self.values, self.held = len(y) - len(held), fold.values, fold.held
@@ -112,69 +109,45 @@ class Errors:
         cross_held = fold.vectors.T @ ((x[held] - fold.mean).T @ away)
         self.square = cross @ cross.T  # k, k
         self.square_held = cross_held @ cross.T
-        squares = y.square().sum() - y[held].square().sum() - others * mean.square().sum()
-        self.sizes = torch.stack([away.square().sum(), squares])
-        self.least = ROUNDING * self.sizes
+        self.size = away.square().sum()
+        self.least = ROUNDING * self.size
 
     def of_ridge(self, ridge: float) -> Tensor:
-        """Errors (2,) of full rank."""
+        """The error of full rank."""
         inverse = 1 / (self.values + ridge * self.values.max())
-        gain = self.square.diagonal(), self.square_held.diagonal()
-        held = 2 * inverse @ gain[1] - inverse @ (self.held * self.square) @ inverse
-        own = (2 * inverse - inverse.square() * self.values) @ gain[0]
-        return torch.maximum(self.sizes - torch.stack([held, own]), self.least)
+        gain = 2 * inverse @ self.square_held.diagonal() - inverse @ (self.held * self.square) @ inverse
+        return torch.maximum(self.size - gain, self.least)
 
     def of_rank(self, ridge: float) -> Tensor:
-        """Errors (2, 1 + k) of rank 0, 1, ..., k."""
+        """Errors (1 + k,) of rank 0, 1, ..., k."""
         root = (1 / (self.values + ridge * self.values.max())).sqrt()
         power, vectors = torch.linalg.eigh(root[:, None] * self.square * root)
         power, vectors = power.flip(0).clamp_min(0), root[:, None] * vectors.flip(1)
-        gains = [
-            2 * (vectors * (square @ vectors)).sum(0) - power * (vectors * other).sum(0)
-            for square, other in (
-                (self.square_held, self.held @ vectors),
-                (self.square, self.values[:, None] * vectors),
-            )
-        ]
-        total = torch.stack(gains).cumsum(1)
-        total = torch.cat([torch.zeros_like(total[:, :1]), total], 1)
-        return torch.maximum(self.sizes[:, None] - total, self.least[:, None])
+        gain = 2 * (vectors * (self.square_held @ vectors)).sum(0)
+        gain = gain - power * (vectors * (self.held @ vectors)).sum(0)
+        return torch.maximum(self.size - torch.cat([gain.new_zeros(1), gain.cumsum(0)]), self.least)
 
 
 def fit_map(
     read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor], most: int
-) -> tuple[Map, Map | None, float]:
-    """The map of rank `most` or less with the least held-out error, a firm one (see FIRM) if that one is not,
-    and the mean square error of a held-out window.
+) -> tuple[Map, float]:
+    """The map of rank `most` or less with the least held-out error, and the mean square error of a held-out
+    window.
     """
     if not len(read.variances) or not len(give.variances):  # nothing varies
-        return Map.none(read.x, give.x), None, 0.0
+        return Map.none(read.x, give.x), 0.0
     products = read.scores.T @ give.scores
     errors = [
         Errors(read.scores, give.scores, fold, rows, products) for fold, rows in zip(folds, held, strict=True)
     ]
     by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
-    best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
-    by_rank = sum(error.of_rank(best) for error in errors)[:, : most + 1]
-    rank = smallest_as_good(by_rank[0])
+    best = largest_as_good({ridge: float(found) for ridge, found in by_ridge.items()})
+    by_rank = sum(error.of_rank(best) for error in errors)[: most + 1]
+    rank = smallest_as_good(by_rank)
     every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)
     # the fit of all windows has more directions than that of a fold: nearly full rank means full rank
     found = fitted(read, give, best, rank if rank < NEARLY * every else most)
-    error = float(by_rank[0, rank]) / len(read.scores)
-    if is_firm(by_rank[:, rank], len(folds)):
-        return found, None, error
-    firm = next((ridge for ridge in RIDGES if ridge > best and is_firm(by_ridge[ridge], len(folds))), None)
-    if firm is None:
-        return found, Map.none(read.x, give.x), error
-    rank = smallest_as_good(sum(error.of_rank(firm) for error in errors)[0, : most + 1])
-    return found, fitted(read, give, firm, rank), error
-
-
-def is_firm(errors: Tensor, num_folds: int) -> bool:
-    """Whether the errors (2,) on held-out windows and on the others (num_folds - 1 times as many) are
-    similar, or both are rounding.
-    """
-    return bool(errors[1] / (num_folds - 1) >= FIRM**2 * errors[0])
+    return found, float(by_rank[rank]) / len(read.scores)
 
 
 def largest_as_good(errors: dict[float, float]) -> float:
@@ -207,9 +180,9 @@ def work(num_windows: int, num_in: int, num_out: int, num_starts: int) -> float:
 
 def fit_maps(
     x: Tensor, y: Tensor, starts: dict[str, Tensor], most: int
-) -> dict[str, tuple[dict[str, Tensor], Map, Map | None, float]]:
-    """Start -> (means of x and y and the fraction that persists, the map, the firm map, the mean square error
-    of a held-out window). starts: name -> fraction of a number's deviation that persists; most: of `fit_map`.
+) -> dict[str, tuple[dict[str, Tensor], Map, float]]:
+    """Start -> (means of x and y and the fraction that persists, the map, the mean square error of a held-out
+    window). starts: name -> fraction of a number's deviation that persists; most: of `fit_map`.
     """
     means = {"mean_in": x.mean(0, dtype=torch.float64), "mean": y.mean(0, dtype=torch.float64)}
     x, y = (part - mean.float() for part, mean in zip((x, y), means.values(), strict=True))
