@@ -33,6 +33,9 @@ CASES = [
 ]
 
 
+DAMPING = 0.005
+
+
 def noise(*shape: int, key: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(0, key))
 
@@ -85,7 +88,7 @@ class Source:
 
 class Way:
     """Draws of the right law and white noise, as a network's error is; of told states `told` times as
-    large."""
+    large, and damped."""
 
     evaluations = 1
 
@@ -101,7 +104,10 @@ class Way:
         k = wave_numbers(transform, source.boundary)
         size = torch.where((k >= 0.9) & (k < source.top), k.clamp_min(0.5) ** -2.0, 0.0).float()
         r = transform.inverse(transform(noise) * size) + self.white * second
-        return r * torch.where(facts[:, -1] > 0, self.told, 1.0).view(-1, *[1] * (r.ndim - 1))
+        is_told = (facts[:, -1] > 0).view(-1, *[1] * (r.ndim - 1))
+        r = torch.where(is_told, self.told * r - DAMPING * tokens, r)
+        limits = self.network.heads[source.name].limits
+        return limits(tokens, r, self.evaluations, facts[:, -1] > 0) if is_limited else r
 
 
 def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_sampled: bool = False) -> None:
@@ -109,7 +115,7 @@ def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_sampled: bo
     residuals = measure_residuals(limits, source, 0, ranks)
     fit_gains({"way": way}, source, residuals, 0, ranks)
     if is_sampled:
-        fit_gains({"way": way}, source, residuals, 0, ranks, is_sampled=True)
+        fit_gains({"way": way}, source, None, 0, ranks)
 
 
 def powers(limits: WaveLimits, w: Tensor) -> Tensor:
@@ -118,12 +124,17 @@ def powers(limits: WaveLimits, w: Tensor) -> Tensor:
     return power.new_zeros(len(power), limits.num_shells).index_add_(1, limits.shells, power)
 
 
+def product(limits: WaveLimits, w_pred: Tensor, r: Tensor) -> Tensor:
+    """The product of r with the prediction over the power of the prediction, in shells 1 to 5."""
+    power, product, _ = limits.moments(w_pred, r).mean(0)[:, 0, 1:6]
+    return product / power
+
+
 def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, ...]:
     """(residuals, draws as made, draws within the limits, predictions) of many other states."""
     r, tokens, *_ = source.batch("reserved", torch.arange(2000), torch.zeros(2000), generator(key, "other"))
-    drawn = way.residual(
-        source, tokens, torch.full((2000, 1), facts), noise(*r.shape, key=key), noise(*r.shape, key=key + 1)
-    )
+    noises = noise(*r.shape, key=key), noise(*r.shape, key=key + 1)
+    drawn = way.residual(source, tokens, torch.full((2000, 1), facts), *noises, is_limited=False)
     limits = way.network.heads[source.name].limits
     return r, drawn, limits(tokens, drawn, 1, torch.full((2000,), facts) > 0), tokens
 
@@ -189,17 +200,23 @@ def test_what_a_prediction_has_too_much_is_taken_away_though_samples_do_not_know
     assert ((powers(limits, prediction + found)[:, 1:6] / state).log().abs() < 0.2).all()
 
 
-def test_sampled_states_have_separate_gains():
+def test_samples_of_sampled_states_have_the_moments_of_those_of_observed_ones():
+    """The damping of a frame is within three standard errors of residuals, and 10 % of the power in ten."""
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0, told=1.5)
     fit(way, source)
     limits = way.network.heads["flow"].limits
     assert torch.equal(limits.gains[0, 0], limits.gains[0, 1])
     fit(way, source, is_sampled=True)
+    slopes = []
     for facts in (0.0, float(encode_error(torch.tensor(0.1)))):
-        r, _, found, _ = limited(way, source, facts, 5)
+        r, drawn, found, prediction = limited(way, source, facts, 5)
         ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
         assert (ratio > 0.8).all() and (ratio < 1.25).all()
+        slopes.append([product(limits, prediction, w) for w in (drawn, found)])
+    (_, observed), (damped, sampled) = slopes
+    assert (damped - 1.5 * observed).max() < -0.8 * DAMPING
+    assert (sampled - observed).abs().max() < 0.2 * DAMPING, sampled - observed
     pull, gain = limits.gains[1][..., ~limits.is_silent].unbind(1)  # two evaluations were not fitted
     assert not pull.any() and (gain == 1).all()
 

@@ -87,7 +87,7 @@ class Condition:
     start_mean: Tensor | None = None
     start_scale: Tensor | None = None
 
-    def rows(self, index: Tensor) -> "Condition":
+    def rows(self, index: Tensor | slice) -> "Condition":
         """The conditions of the rows `index`, which may repeat."""
         return replace(
             self, **{key: value[index] for key, value in vars(self).items() if isinstance(value, Tensor)}

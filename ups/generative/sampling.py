@@ -84,7 +84,9 @@ class Sampler:
         stay those of the case itself. is_limited: apply the head's `WaveLimits`.
         """
         head = self.network.heads[states.name]
-        case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
+        case: Tensor | slice = slice(None)  # one row each, as in rollouts: views in place of copies
+        if len(noise) > len(tokens):
+            case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if self.evaluations == 0:
             condition = head.gaussian_condition(tokens, facts).rows(case)
             white = head.waves.sample_gaussian(noise)

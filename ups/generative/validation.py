@@ -70,7 +70,7 @@ def validate_samplers(
         head = network.heads[name]
         head.sample_error = float(decisions[-1].chosen)
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains(samplers, source, moments[name], seed, ranks, is_sampled=True)
+        fit_gains(samplers, source, None, seed, ranks)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
