@@ -218,28 +218,17 @@ def require_films(
     u: Tensor, cell: Sequence[float], boundary: str, fields: Sequence[str], positive: Sequence[str]
 ) -> None:
     """Raise ValueError unless the arguments of `identify` belong together."""
-    shape, ends = tuple(u.shape), boundary.split(",")
-    for is_right, wrong, expected in (
-        (
-            u.ndim in (4, 5, 6),
-            f"films have the shape {shape}",
-            "films, time, channel and 1 to 3 axes",
-        ),
-        (
-            len(cell) == u.ndim - 3,
-            f"cell is {[*cell]}",
-            f"the width of a cell along {u.ndim - 3} axes",
-        ),
-        (
-            {*ends} <= {*BOUNDARIES} and len(ends) in (1, u.ndim - 3),
-            f"boundary is {boundary!r}",
-            f"one of {', '.join(BOUNDARIES)}, or one per axis joined by commas",
-        ),
-        (u.ndim < 4 or len(fields) == u.shape[2], f"fields are {[*fields]}", "one name for every channel"),
-        ({*positive} <= {*fields}, f"positive is {[*positive]}", f"some of the fields {[*fields]}"),
-    ):
-        if not is_right:
-            raise ValueError(f"{wrong}; expected {expected}. Change the arguments of identify.")
+    shape, ends, ndim = tuple(u.shape), boundary.split(","), u.ndim - 3
+    is_right = {
+        f"films have the shape {shape}; expected films, time, channel and 1 to 3 axes": ndim in (1, 2, 3),
+        f"cell is {[*cell]}; expected the width of a cell along {ndim} axes": len(cell) == ndim,
+        f"boundary is {boundary!r}; expected one of {', '.join(BOUNDARIES)}, or one per axis joined by "
+        "commas": {*ends} <= {*BOUNDARIES} and len(ends) in (1, ndim),
+        f"fields are {[*fields]}; expected one name for every channel": ndim < 1 or len(fields) == shape[2],
+        f"positive is {[*positive]}; expected some of the fields {[*fields]}": {*positive} <= {*fields},
+    }
+    if wrong := [text for text, fine in is_right.items() if not fine]:
+        raise ValueError(f"{wrong[0]}. Change the arguments of identify.")
     if not bool(u.isfinite().all()):
         raise ValueError("films have values that are not finite; expected none. Leave those frames out.")
     for name in positive:
