@@ -98,8 +98,6 @@ def candidates(
     drifts = []
     for value in range(num_values):
         beat(f"the drift of parameter value {value + 1} of {num_values}")
-        if value == len(integrators):
-            integrators.append(integrator(data, settings, value))
         drift = Drift(integrators[value], data, value)
         if (model := drift.model()) is None:
             return (
@@ -116,24 +114,19 @@ def candidates(
     )
 
 
-def integrator(data: Data, settings: dict[str, Any], value: int, least_noise: float = 0.0) -> Integrator:
-    """The integrator of one parameter value. least_noise: of `FilmWindows`."""
-    return Integrator(
-        settings, FilmWindows.of(data, settings["space"], settings["boundary"], value, least_noise)
-    )
-
-
 def identified(
     data: Data, settings: dict[str, Any], least_noise: float = 0.0
 ) -> tuple[list[Integrator], list[Identified]]:
-    """The integrators and equations of all parameter values, up to the first one without an equation."""
-    integrators, found = [], []
-    for value in range(settings["num_values"]):
-        beat(f"the equation of parameter value {value + 1} of {settings['num_values']}")
-        integrators.append(integrator(data, settings, value, least_noise))
-        if (one := equation_of(integrators[-1], least_noise)) is None:
+    """The integrators of all parameter values, and their equations up to the first value without one.
+    least_noise: of `FilmWindows`."""
+    num_values = settings["num_values"]
+    windows = [FilmWindows.of(data, settings, value, least_noise) for value in range(num_values)]
+    integrators, found = [Integrator(settings, of_value) for of_value in windows], []
+    for value, one in enumerate(integrators, 1):
+        beat(f"the equation of parameter value {value} of {num_values}")
+        if (route_and_model := equation_of(one, least_noise)) is None:
             break
-        route, model = one
+        route, model = route_and_model
         found.append(Identified(route, model, route.certainty(model)))
     return integrators, found
 

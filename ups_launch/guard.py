@@ -236,6 +236,7 @@ class Guard:
             "collectives": own.num_collectives,
             "beats": own.num_beats,
             "pulse": self._pulse,
+            "time": time.time(),
             "has_failed": own.has_failed,
             "code": own.code,
             "is_agreed": own.is_agreed,
