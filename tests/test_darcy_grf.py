@@ -12,7 +12,7 @@ from known_answers import posterior
 from torch import Tensor
 
 from ups_solvers import SOLVERS, darcy, darcy_grf
-from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
+from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients
 
 NUM = 4000
 
@@ -130,16 +130,16 @@ def test_a_sampler_that_ignores_the_observation_or_its_noise_is_caught() -> None
 
 
 def test_members_agree_with_the_observation_solve_the_equation_and_differ_elsewhere() -> None:
-    g = darcy_grf.sample_log_coefficient(3, 5, 32)
-    observation = observed("coarse", g)
-    a, u = truth_ensemble(observation, 8, seed=2, beta=3.0)
+    observation = observed("coarse", darcy_grf.sample_log_coefficient(3, 5, 32))
+    a, u = darcy_grf.posterior(vars(observation), 8, 2, 3.0)
     torch.testing.assert_close(
         observation.apply(a.log()), observation.values.expand(8, -1), rtol=0, atol=1e-9
     )
     assert (darcy.apply_operator(a, u) - 3).abs().max() <= 1e-7
     assert a.log().std(0).mean() > 0.01 and u.std(0).min() > 0
-    torch.testing.assert_close(truth_ensemble(observation, 3, seed=2, beta=3.0)[0], a[:3], rtol=0, atol=1e-12)
-    assert not torch.allclose(truth_ensemble(observation, 3, seed=3)[0], a[:3])
+    again, _ = darcy_grf.posterior(vars(observation), 3, 2, 3.0)
+    torch.testing.assert_close(again, a[:3], rtol=0, atol=1e-12)
+    assert not torch.allclose(darcy_grf.posterior(vars(observation), 3, 3, 3.0)[0], a[:3])
 
 
 def test_the_posterior_is_calibrated_for_fields_of_the_prior() -> None:

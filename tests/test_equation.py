@@ -13,7 +13,7 @@ import torch
 from ups.common import progress
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
-from ups_discovery import differences, integrator, search, windows
+from ups_discovery import differences, integrator, windows
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups_discovery.differences import Differences, refined
 from ups_discovery.integrator import Integrator, Model
@@ -255,7 +255,7 @@ def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
 
 
 def integrated(data: Trajectories) -> Integrator:
-    return search.integrator(data.samples, data.own, 0)
+    return Integrator(data.own, windows.FilmWindows.of(data.samples, data.own, 0))
 
 
 def few_windows(patch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def heartbeat(rank, quiet_s=9.0, is_deaf=False, **record):
 def test_the_rank_that_holds_up_the_others_is_named(second, grace_s, words, at_fault):
     found = find_stall([heartbeat(0), heartbeat(1, **second)], NOW, "D{}".format, grace_s=grace_s)
     assert (found is None) == (words is None)
-    assert found is None or (found[0].startswith(words) and [*found[1]] == at_fault)
+    assert found is None or (found.cause.startswith(words) and [*found.ranks] == at_fault)
 
 
 def test_heartbeats_count_collectives_and_a_silent_guard_is_deaf():

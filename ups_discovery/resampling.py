@@ -7,12 +7,11 @@ noise."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ups_discovery.least_squares import RIDGE, forward_selection, scaled, solve
+from ups_discovery.least_squares import RIDGE, forward_selection, residual, scaled, solve
 from ups_discovery.progress import beat
 from ups_discovery.seeds import generator
 
@@ -53,19 +52,8 @@ def subsets(a: Tensor, columns: list[int]) -> dict[int, list[int]]:
     added = [columns[place] for place in forward_selection(a[some[:, None], some], [], MAX_ADDED)]
     found = {len(c): c for c in elimination(a, columns)}
     for size in range(1, len(added) + 1):
-        found[size] = min(found.get(size, added[:size]), added[:size], key=lambda c: fit(a, c))
+        found[size] = min(found.get(size, added[:size]), added[:size], key=lambda c: residual(a, c))
     return found
-
-
-def loss(a: Tensor, columns: list[int], values: Tensor, unit: float) -> float:
-    """The squared residual of the target with these values of columns, over `unit`."""
-    x = a[columns][:, columns]
-    return float(a[-1, -1] - 2 * values @ a[columns, -1] + values @ x @ values) / unit
-
-
-def fit(a: Tensor, columns: list[int]) -> float:
-    """The squared residual of the target with the best values of columns."""
-    return loss(a, columns, solve(a, columns), 1.0)
 
 
 def values_of_sets(a: Tensor, sets: Tensor) -> Tensor:
@@ -83,48 +71,35 @@ def losses_of_sets(a: Tensor, sets: Tensor, values: Tensor) -> Tensor:
     return a[:, -1, -1, None] - 2 * (values * y).sum(-1) + torch.einsum("spi,spij,spj->sp", values, x, values)
 
 
-@dataclass(frozen=True)
-class Resampled:
-    """Columns that samples of windows prefer. paths: for every sample the sets of columns by their number;
-    losses (samples, sizes): of the windows left out, for sizes, the numbers of columns. pool: all sets that a
-    sample or all windows prefer, by their number of columns."""
-
-    paths: list[dict[int, list[int]]]
-    sizes: list[int]
-    losses: Tensor
-    pool: dict[int, set[tuple[int, ...]]]
-
-    @classmethod
-    def of(cls, blocks: Tensor, columns: list[int], seed: int) -> "Resampled":
-        """By normal equations (blocks, terms + 1, terms + 1) and some of the terms."""
-        rng, count = generator(seed, "windows"), len(blocks)
-        total = blocks.sum(0)
-        candidates = next((c for c in elimination(total, columns) if len(c) <= MAX_CANDIDATES), [])
-        samples, pool = [], {size: {tuple(sorted(c))} for size, c in subsets(total, candidates).items()}
-        for _ in range(NUM_DRAWS):
-            beat()
-            weight = torch.bincount(torch.randint(count, (count,), generator=rng), minlength=count)
-            inside = torch.einsum("b,bij->ij", weight.double(), blocks)
-            outside, unit = blocks[weight == 0].sum(0), float(total[-1, -1] * (weight == 0).sum() / count)
-            if inside[-1, -1] > 0 and unit > 0:
-                samples.append((inside, outside, unit))
-                for size, c in subsets(inside, candidates).items():
-                    pool.setdefault(size, set()).add(tuple(sorted(c)))
-        if not samples:
-            return cls([], [], blocks.new_zeros(0, 0), {})
-        # one search may miss the best columns: each sample has the choice of what any search has found
-        sizes = sorted(pool)[:MAX_ADDED]
-        insides, outsides = (torch.stack([one[place] for one in samples]) for place in (0, 1))
-        units = insides.new_tensor([unit for *_, unit in samples])
-        paths, losses = [{} for _ in samples], []
-        for size in sizes:
-            sets = torch.tensor(sorted(pool[size]))
-            values = values_of_sets(insides, sets)
-            best = losses_of_sets(insides, sets, values).nan_to_num(torch.inf).argmin(1)
-            for path, place in zip(paths, best.tolist(), strict=True):
-                path[size] = sets[place].tolist()
-            losses.append(losses_of_sets(outsides, sets, values)[torch.arange(len(best)), best] / units)
-        return cls(paths, sizes, torch.stack(losses, 1), {size: pool[size] for size in sizes})
+def preferred(blocks: Tensor, columns: list[int], seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For every number of some of the terms (sets, best, losses): the sets (sets, terms) that a sample of
+    windows or all windows prefer, the place (samples,) of the best one for each sample, and its squared
+    residual (samples,) in the windows left out. blocks: normal equations (blocks, terms + 1, terms + 1)."""
+    rng, count = generator(seed, "windows"), len(blocks)
+    total = blocks.sum(0)
+    candidates = next((c for c in elimination(total, columns) if len(c) <= MAX_CANDIDATES), [])
+    samples, pool = [], {size: {tuple(sorted(c))} for size, c in subsets(total, candidates).items()}
+    for _ in range(NUM_DRAWS):
+        beat()
+        weight = torch.bincount(torch.randint(count, (count,), generator=rng), minlength=count)
+        inside = torch.einsum("b,bij->ij", weight.double(), blocks)
+        outside, unit = blocks[weight == 0].sum(0), float(total[-1, -1] * (weight == 0).sum() / count)
+        if inside[-1, -1] > 0 and unit > 0:
+            samples.append((inside, outside, unit))
+            for size, c in subsets(inside, candidates).items():
+                pool.setdefault(size, set()).add(tuple(sorted(c)))
+    if not samples:
+        return []
+    insides, outsides = (torch.stack([one[place] for one in samples]) for place in (0, 1))
+    units, found = insides.new_tensor([unit for *_, unit in samples]), []
+    # one search may miss the best columns: each sample has the choice of what any search has found
+    for size in sorted(pool)[:MAX_ADDED]:
+        sets = torch.tensor(sorted(pool[size]))
+        values = values_of_sets(insides, sets)
+        best = losses_of_sets(insides, sets, values).nan_to_num(torch.inf).argmin(1)
+        losses = losses_of_sets(outsides, sets, values)[torch.arange(len(best)), best] / units
+        found.append((sets, best, losses))
+    return found
 
 
 def residual_of(blocks: Tensor, columns: list[int], values: Tensor) -> tuple[float, float]:
@@ -155,23 +130,17 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
 
     The fewest terms that windows left out cannot tell from the best, of the first tier of columns that has
     them; without those that may be zero. Each tier is part of the next one."""
-    tried = [one for columns in tiers if (one := Resampled.of(blocks, columns, seed)).sizes]
-    if not tried:
+    found = [one for columns in tiers for one in preferred(blocks, columns, seed)]
+    if not found:
         return [], []
-    # the fewest terms of any tier that are as good as the best of all tiers
-    every = (losses for one in tried for losses in one.losses.mT)
-    best = min(every, key=lambda losses: float(losses.median()))
-    size, place = min(
-        (size, place)
-        for place, one in enumerate(tried)
-        for size, losses in zip(one.sizes, one.losses.mT, strict=True)
-        if (losses - best <= MIN_RESIDUAL).double().mean() >= MIN_TIES
-    )
-    preferred, total = [path[size] for path in tried[place].paths], blocks.sum(0)
-    fitting_best = min(preferred, key=lambda columns: fit(total, columns))
+    least = min((losses for *_, losses in found), key=lambda losses: float(losses.median()))
+    as_good = [one for one in found if (one[2] - least <= MIN_RESIDUAL).double().mean() >= MIN_TIES]
+    sets, best, _ = min(as_good, key=lambda one: one[0].shape[1])
+    total = blocks.sum(0)
+    fitting_best = min(sets[best].tolist(), key=lambda columns: residual(total, columns))
     terms = certain(blocks, fitting_best, MIN_STANDARD_ERRORS)
-    most, pool = len(terms) + MOST_MORE, set().union(*(s for one in tried for s in one.pool.values()))
-    others = [[*some] for some in sorted(pool) if len(some) <= most and {*some} != {*terms}]
+    pool = sorted({tuple(some) for sets, *_ in found for some in sets.tolist()})
+    others = [[*some] for some in pool if len(some) <= len(terms) + MOST_MORE and {*some} != {*terms}]
     return terms, [some for some in others if certain(blocks, some, MIN_OF_RIVALS) == some]
 
 

@@ -98,8 +98,6 @@ def candidates(
     drifts = []
     for value in range(num_values):
         beat(f"the drift of parameter value {value + 1} of {num_values}")
-        if value == len(integrators):
-            integrators.append(integrator(data, settings, value))
         drift = Drift(integrators[value], data, value)
         if (model := drift.model()) is None:
             return (
@@ -116,24 +114,19 @@ def candidates(
     )
 
 
-def integrator(data: Data, settings: dict[str, Any], value: int, least_noise: float = 0.0) -> Integrator:
-    """The integrator of one parameter value. least_noise: of `FilmWindows`."""
-    return Integrator(
-        settings, FilmWindows.of(data, settings["space"], settings["boundary"], value, least_noise)
-    )
-
-
 def identified(
     data: Data, settings: dict[str, Any], least_noise: float = 0.0
 ) -> tuple[list[Integrator], list[Identified]]:
-    """The integrators and equations of all parameter values, up to the first one without an equation."""
-    integrators, found = [], []
-    for value in range(settings["num_values"]):
-        beat(f"the equation of parameter value {value + 1} of {settings['num_values']}")
-        integrators.append(integrator(data, settings, value, least_noise))
-        if (one := equation_of(integrators[-1], least_noise)) is None:
+    """The integrators of all parameter values, and their equations up to the first value without one.
+    least_noise: of `FilmWindows`."""
+    num_values = settings["num_values"]
+    windows = [FilmWindows.of(data, settings, value, least_noise) for value in range(num_values)]
+    integrators, found = [Integrator(settings, of_value) for of_value in windows], []
+    for value, one in enumerate(integrators, 1):
+        beat(f"the equation of parameter value {value} of {num_values}")
+        if (route_and_model := equation_of(one, least_noise)) is None:
             break
-        route, model = one
+        route, model = route_and_model
         found.append(Identified(route, model, route.certainty(model)))
     return integrators, found
 
@@ -218,28 +211,17 @@ def require_films(
     u: Tensor, cell: Sequence[float], boundary: str, fields: Sequence[str], positive: Sequence[str]
 ) -> None:
     """Raise ValueError unless the arguments of `identify` belong together."""
-    shape, ends = tuple(u.shape), boundary.split(",")
-    for is_right, wrong, expected in (
-        (
-            u.ndim in (4, 5, 6),
-            f"films have the shape {shape}",
-            "films, time, channel and 1 to 3 axes",
-        ),
-        (
-            len(cell) == u.ndim - 3,
-            f"cell is {[*cell]}",
-            f"the width of a cell along {u.ndim - 3} axes",
-        ),
-        (
-            {*ends} <= {*BOUNDARIES} and len(ends) in (1, u.ndim - 3),
-            f"boundary is {boundary!r}",
-            f"one of {', '.join(BOUNDARIES)}, or one per axis joined by commas",
-        ),
-        (u.ndim < 4 or len(fields) == u.shape[2], f"fields are {[*fields]}", "one name for every channel"),
-        ({*positive} <= {*fields}, f"positive is {[*positive]}", f"some of the fields {[*fields]}"),
-    ):
-        if not is_right:
-            raise ValueError(f"{wrong}; expected {expected}. Change the arguments of identify.")
+    shape, ends, ndim = tuple(u.shape), boundary.split(","), u.ndim - 3
+    is_right = {
+        f"films have the shape {shape}; expected films, time, channel and 1 to 3 axes": ndim in (1, 2, 3),
+        f"cell is {[*cell]}; expected the width of a cell along {ndim} axes": len(cell) == ndim,
+        f"boundary is {boundary!r}; expected one of {', '.join(BOUNDARIES)}, or one per axis joined by "
+        "commas": {*ends} <= {*BOUNDARIES} and len(ends) in (1, ndim),
+        f"fields are {[*fields]}; expected one name for every channel": ndim < 1 or len(fields) == shape[2],
+        f"positive is {[*positive]}; expected some of the fields {[*fields]}": {*positive} <= {*fields},
+    }
+    if wrong := [text for text, fine in is_right.items() if not fine]:
+        raise ValueError(f"{wrong[0]}. Change the arguments of identify.")
     if not bool(u.isfinite().all()):
         raise ValueError("films have values that are not finite; expected none. Leave those frames out.")
     for name in positive:

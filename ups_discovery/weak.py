@@ -34,11 +34,6 @@ STUDENT = 2.2  # 95 %, of more blocks than those of certainty.py, whose neighbou
 MAX_DISAGREEMENT = 2.0  # standard errors
 
 
-def errors_by_noise(form: WeakForm, channel: int, terms: list[int], values: Tensor) -> Tensor:
-    """Standard errors by the noise of the values of some terms of `form`, fitted to a channel."""
-    return form.of_terms(terms).noise_errors(channel, values)
-
-
 @dataclass(frozen=True)
 class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
@@ -71,7 +66,7 @@ class WeakModel:
         for channel, blocks in enumerate(equations.unbind(1)):
             terms, others = selected(blocks, tiers, channel)
             if terms:
-                errors_of = functools.partial(errors_by_noise, form, channel)
+                errors_of = functools.partial(form.noise_errors, channel)
                 *left_out, last = without_uncertain(blocks, terms, MIN_NOISE_ERRORS, errors_of)
                 terms, found, by_noise = last
                 others = [*others, *(some for some, *_ in left_out)]

@@ -306,11 +306,11 @@ class WeakForm:
         of_targets = torch.eye(len(self.targets), dtype=values.dtype)[channel]
         return torch.cat([-values, of_targets.expand(*values.shape[:-1], -1)], -1)
 
-    def noise_errors(self, channel: int, values: Tensor) -> Tensor:
-        """Standard errors of the values of all terms, fitted to a channel, by the noise."""
-        num, missed = len(self.library), self.missed(channel, values)
-        inverse = torch.linalg.pinv(self.equations()[:, channel].sum(0)[:num, :num], hermitian=True)
-        return self.errors_by_noise(lambda x: inverse @ (x[:num] @ (missed @ x)))
+    def noise_errors(self, channel: int, places: list[int], values: Tensor) -> Tensor:
+        """Standard errors of the values of some terms, fitted to a channel, by the noise."""
+        form, num, missed = self.of_terms(places), len(places), self.missed(channel, values)
+        inverse = torch.linalg.pinv(form.equations()[:, channel].sum(0)[:num, :num], hermitian=True)
+        return form.errors_by_noise(lambda x: inverse @ (x[:num] @ (missed @ x)))
 
     def loss_errors(self, channel: int, values: Tensor, others: Tensor) -> Tensor:
         """Standard errors (sets,) by the noise of how much more other values (sets, terms) leave than

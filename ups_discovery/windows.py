@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,11 +50,10 @@ class FilmWindows:
     films: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, data: Data, space: list[int], boundary: str, value: int, least_noise: float = 0.0
-    ) -> "FilmWindows":
-        """Those of one parameter value. least_noise: of every channel that has less, relative to its standard
-        deviation."""
+    def of(cls, data: Data, settings: dict[str, Any], value: int, least_noise: float = 0.0) -> "FilmWindows":
+        """Those of one parameter value. settings: of `search.candidates`. least_noise: of every channel that
+        has less, relative to its standard deviation."""
+        space, boundary = settings["space"], settings["boundary"]
         rng, rows = generator(data.seed, data.name, "equation", value), data.rows(value)
         rows = rows[torch.randperm(len(rows), generator=rng)]
         of_held_out = rows[: min(HELD_OUT, max(1, len(rows) // 8))]

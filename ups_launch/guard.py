@@ -93,9 +93,8 @@ def find_stall(
     describe: Callable[[int], str],
     since: float = 0.0,
     grace_s: float = math.inf,
-) -> tuple[str, tuple[int, ...]] | None:
-    """(cause, ranks at fault) if a rank holds up the job, else None. ranks: that have not ended, this one
-    first.
+) -> Finding | None:
+    """A hang, if a rank holds up the job, else None. ranks: that have not ended, this one first.
 
     A rank that waits for others (in a collective) is never at fault. At fault is a rank that does not wait
     and has made no progress for its limit, or that entered fewer collectives than the others.
@@ -111,7 +110,7 @@ def find_stall(
         worst = max(stuck, key=lambda one: quiet_s[one.record["rank"]])
         rank, note = worst.record["rank"], "its process does not answer; " if worst.is_deaf(now) else ""
         cause = f"no progress for {quiet_s[rank]:.0f} s; the laggard is rank {rank}: {note}{describe(rank)}"
-        return cause, tuple(one.record["rank"] for one in stuck)
+        return Finding("hang", cause, tuple(one.record["rank"] for one in stuck))
     records = [one.record for one in ranks]
     behind, ahead = (extreme(records, key=lambda record: record["collectives"]) for extreme in (min, max))
     if behind["collectives"] < ahead["collectives"]:
@@ -119,15 +118,15 @@ def find_stall(
             f"the ranks are out of step: rank {behind['rank']} entered {behind['collectives']} collectives, "
             f"another {ahead['collectives']}; it is {describe(behind['rank'])}"
         )
-        return cause, (behind["rank"],)
+        return Finding("hang", cause, (behind["rank"],))
     if len({record["doing"] for record in records}) > 1:
         words = sorted(f"rank {record['rank']} is {describe(record['rank'])}" for record in records)
-        return f"the ranks are out of step: {'; '.join(words)}", ()
+        return Finding("hang", f"the ranks are out of step: {'; '.join(words)}")
     cause = (
         f"no progress for {min(quiet_s.values()):.0f} s: every rank waits in the same place "
         f"({records[0]['doing']}); the connection between them may be lost"
     )
-    return cause, ()
+    return Finding("hang", cause)
 
 
 class Guard:
@@ -300,12 +299,9 @@ class Guard:
             return Finding("peer", f"rank {first} {peer.why_lost}", tuple(lost)) if is_time else None
         grace_s = min(GRACE_S, own.hang_s) if self._stop_at else math.inf
         stall = find_stall(self._running(now), now, self._describe, self._stop_at or 0.0, grace_s)
-        if stall is None:
-            return None
-        cause, ranks = stall
-        if self._stop_at:
-            return Finding("stopped", f"told to stop, but {cause}", ranks)
-        return Finding("hang", cause, ranks)
+        if stall is not None and self._stop_at:
+            return Finding("stopped", f"told to stop, but {stall.cause}", stall.ranks)
+        return stall
 
     def _running(self, now: float) -> list[Heartbeat]:
         """The heartbeats of the ranks that have not ended, this one first."""

@@ -26,19 +26,8 @@ from ups_solvers.solver import Solver
 
 __all__ = ["SOLVERS", "Solver"]
 
+STEADY, UNCERTAIN = (darcy, darcy_grf), (barkley, burgers_forced, kuramoto, vorticity)
+CERTAIN = advection, burgers, compressible, diff_react, diff_sorp, ns_incompressible, reacdiff, shallow_water
 SOLVERS: dict[str, Solver] = {
-    **advection.SOLVERS,
-    **barkley.SOLVERS,
-    **burgers.SOLVERS,
-    **burgers_forced.SOLVERS,
-    **compressible.SOLVERS,
-    **darcy.SOLVERS,
-    **darcy_grf.SOLVERS,
-    **diff_react.SOLVERS,
-    **diff_sorp.SOLVERS,
-    **kuramoto.SOLVERS,
-    **ns_incompressible.SOLVERS,
-    **reacdiff.SOLVERS,
-    **shallow_water.SOLVERS,
-    **vorticity.SOLVERS,
+    name: solver for family in CERTAIN + STEADY + UNCERTAIN for name, solver in family.SOLVERS.items()
 }

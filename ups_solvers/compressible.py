@@ -150,10 +150,13 @@ def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach:
 
 
 def flow(
-    start: Callable[[np.random.Generator, int], Tensor], ndim: int, side: float, is_periodic: bool
+    start: Callable[..., Tensor], ndim: int = 1, mach: float | None = None, is_periodic: bool = True
 ) -> Solver:
-    """The solver of (density, pressure, velocity) from `start` on, on [0, side)^ndim, computed on torch's
-    default device. parameter: eta; zeta equals it in all of PDEBench's files."""
+    """The solver of (density, pressure, velocity) from `start` on, computed on torch's default device, on
+    DOMAIN_1D or in a unit box. mach: M of a start in a box. parameter: eta; zeta equals it in all of
+    PDEBench's files."""
+    side = 1.0 if mach else DOMAIN_1D[1] - DOMAIN_1D[0]
+    start = partial(start, ndim=ndim, mach=mach) if mach else start
 
     def trajectories(
         seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float, t_end: float
@@ -187,24 +190,14 @@ def flow(
     )
 
 
-def line(start: Callable[[np.random.Generator, int], Tensor], is_periodic: bool) -> Solver:
-    """The solver in one dimension."""
-    return flow(start, 1, DOMAIN_1D[1] - DOMAIN_1D[0], is_periodic)
-
-
-def box(start: Callable[..., Tensor], ndim: int, mach: float) -> Solver:
-    """The solver in a periodic unit box. mach: M of the start."""
-    return flow(partial(start, ndim=ndim, mach=mach), ndim, 1.0, True)
-
-
 SOLVERS = {
-    "cfd1d": line(random_1d, is_periodic=True),
-    "cfd1d_trans": line(random_1d, is_periodic=False),
-    "cfd1d_shock": line(shock_tube, is_periodic=False),
-    "cfd2d": box(random_fields, 2, 0.1),
-    "cfd2d_m1": box(random_fields, 2, 1.0),
-    "cfd2d_turb": box(turbulence, 2, 0.1),
-    "cfd2d_turb_m1": box(turbulence, 2, 1.0),
-    "cfd3d": box(random_fields, 3, 1.0),
-    "cfd3d_turb": box(turbulence, 3, 1.0),
+    "cfd1d": flow(random_1d),
+    "cfd1d_trans": flow(random_1d, is_periodic=False),
+    "cfd1d_shock": flow(shock_tube, is_periodic=False),
+    "cfd2d": flow(random_fields, 2, 0.1),
+    "cfd2d_m1": flow(random_fields, 2, 1.0),
+    "cfd2d_turb": flow(turbulence, 2, 0.1),
+    "cfd2d_turb_m1": flow(turbulence, 2, 1.0),
+    "cfd3d": flow(random_fields, 3, 1.0),
+    "cfd3d_turb": flow(turbulence, 3, 1.0),
 }

@@ -154,34 +154,33 @@ def solve(
     return u.reshape(a.shape)
 
 
-def trajectory(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
-    """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution).
+def steady(coefficient: Callable[[int, int, int], Tensor], is_smooth: bool, **facts: Any) -> Solver:
+    """The solver of a steady task with channels (a, u), space axes (x, y). coefficient(seed, index,
+    resolution): a; is_smooth: as in `solve`.
 
-    parameter: beta, the constant source. u is proportional to it and a independent of it. The steady solution
-    is one frame, whatever num_frames and t_end are.
+    parameter: beta, the constant source. u is proportional to it and a independent of it. The solution is one
+    frame, whatever num_frames and t_end are.
     """
-    a = sample_coefficient(seed, index, resolution)
-    return torch.stack([a, solve(a, torch.full_like(a, parameter))])[None]
 
-
-def integral(is_smooth: bool) -> Callable[..., Tensor]:
-    """A solver's `integrate`. is_smooth: as in `solve`."""
+    def trajectory(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
+        """(1, 2, resolution, resolution)."""
+        a = coefficient(seed, index, resolution)
+        return torch.stack([a, solve(a, torch.full_like(a, parameter), is_smooth=is_smooth)])[None]
 
     def integrate(a: Tensor, *, parameter: float, **_: Any) -> Tensor:
         """(n, 1, 1, nx, ny): the solution u for each a (n, 1, nx, ny)."""
         source = torch.full_like(a[:, 0], parameter)
         return solve(a[:, 0], source, is_smooth=is_smooth, batch=BATCH)[:, None, None].to(a)
 
-    return integrate
-
-
-SOLVERS = {
-    "darcy2d": Solver(
+    return Solver(
         trajectory=trajectory,
         parameter="beta",
         channels=2,
         ndim=2,
         is_steady=True,
-        integrate=integral(is_smooth=False),
+        integrate=integrate,
+        **facts,
     )
-}
+
+
+SOLVERS = {"darcy2d": steady(sample_coefficient, is_smooth=False)}

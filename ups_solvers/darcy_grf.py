@@ -34,7 +34,6 @@ from torch import Tensor
 
 from ups_solvers import darcy
 from ups_solvers.initial import random_stream
-from ups_solvers.solver import Solver
 
 TAU = 3.0
 ALPHA = 2.0
@@ -92,12 +91,6 @@ def sample_log_coefficient(seed: int, index: int, resolution: int) -> Tensor:
     return draw_field(random_stream(seed, index), resolution)
 
 
-def trajectory(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
-    """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution), as `darcy.trajectory`."""
-    a = sample_log_coefficient(seed, index, resolution).exp()
-    return torch.stack([a, darcy.solve(a, torch.full_like(a, parameter), is_smooth=True)])[None]
-
-
 @dataclass(frozen=True)
 class LinearObservation:
     """y = A g + noise * eta on resolution x resolution cells. A takes means over disjoint groups of cells.
@@ -145,31 +138,19 @@ def draw_log_coefficients(observation: LinearObservation, num: int, seed: int) -
     return g + (torch.cholesky_solve(misfit.T, factor).T @ cross).view(num, n, n)
 
 
-def truth_ensemble(
-    observation: LinearObservation, num: int, seed: int, beta: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """`num` exact samples of (a, u) given the observation of g = log a: both (num, n, n), float64.
-
-    beta: the constant source. n must be the grid that the data were generated on, because a strided field is
-    not the field of a coarser grid.
-    """
-    a = draw_log_coefficients(observation, num, seed).exp()
-    return a, darcy.solve(a, torch.tensor(beta, dtype=torch.float64), is_smooth=True, batch=darcy.BATCH)
-
-
 def posterior(observation: Mapping[str, Any], num: int, seed: int, parameter: float) -> tuple[Tensor, Tensor]:
-    """`truth_ensemble` of an observation given as the arguments of `LinearObservation`."""
-    return truth_ensemble(LinearObservation(**observation), num, seed, parameter)
+    """`num` exact samples of (a, u) given an observation of g = log a: both (num, n, n), float64.
+
+    observation: the arguments of `LinearObservation`; parameter: beta, the constant source. n must be the
+    grid that the data were generated on, because a strided field is not the field of a coarser grid.
+    """
+    a = draw_log_coefficients(LinearObservation(**observation), num, seed).exp()
+    source = torch.tensor(parameter, dtype=torch.float64)
+    return a, darcy.solve(a, source, is_smooth=True, batch=darcy.BATCH)
 
 
 SOLVERS = {
-    "darcy2d_grf": Solver(
-        trajectory=trajectory,
-        parameter="beta",
-        channels=2,
-        ndim=2,
-        is_steady=True,
-        integrate=darcy.integral(is_smooth=True),
-        posterior=posterior,
+    "darcy2d_grf": darcy.steady(
+        lambda *of: sample_log_coefficient(*of).exp(), is_smooth=True, posterior=posterior
     )
 }

@@ -13,14 +13,13 @@ so that both W(h) and the integral of W over the step are exact. The remaining s
 times sum_j N''(f_j, f_j). It is zero for pairs of plane waves (a cosine and a sine of one amplitude) if N is
 that of Burgers or of the vorticity; then the strong order is 3/2.
 
-Such an equation is Markov: from a state, new noise gives exact samples of the future, at any lead
-(`sample_futures`).
+Such an equation is Markov: from a state, new noise gives exact samples of the future, at any lead.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from ups_solvers.solver import Solver
 
 CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
 STREAM = 1  # separates the random numbers of samples from those of trajectories with the same seed
+FUTURE_CELLS = 2**18  # of futures that are computed together
 DAMPING = 0.1  # a step damps a forced wave by this at most: its variance then has an error of 1e-4
 
 
@@ -129,30 +129,14 @@ def noise_driven(start: Callable[..., Tensor], evolve: Callable[..., Tensor], **
         later = evolve(first, streams, num_frames=num_frames - 1, parameter=parameter, dt=dt)
         return torch.cat([first[:, None], later], 1)
 
-    return Solver(trajectory=trajectory, exact_futures=partial(sample_futures, evolve), **facts)
+    def exact_futures(u: Tensor, num: int, *, seed: int, rows: Sequence[int], **settings: Any) -> Tensor:
+        states = u.double().repeat_interleave(num, 0)
+        streams = [random_stream(seed, member, (STREAM, int(row))) for row in rows for member in range(num)]
+        size = max(1, FUTURE_CELLS // u[0].numel())
+        blocks = [
+            evolve(states[first : first + size], streams[first : first + size], **settings).float()
+            for first in range(0, len(states), size)
+        ]
+        return torch.cat(blocks).unflatten(0, (len(u), num))
 
-
-def sample_futures(
-    evolve: Callable[..., Tensor],
-    u: Tensor,
-    num: int,
-    *,
-    seed: int,
-    rows: Sequence[int],
-    cells_at_once: int = 2**18,
-    **settings: Any,
-) -> Tensor:
-    """`num` independent futures (n, num, num_frames, C, *space) of each state u (n, C, *space), as
-    `Solver.exact_futures`.
-
-    evolve(u, streams, **settings) -> next frames (batch, num_frames, C, *space). Future j of a state depends
-    on (seed, its number in `rows`, j) alone.
-    """
-    states = u.double().repeat_interleave(num, 0)
-    streams = [random_stream(seed, member, (STREAM, int(row))) for row in rows for member in range(num)]
-    size = max(1, cells_at_once // u[0].numel())
-    blocks = [
-        evolve(states[first : first + size], streams[first : first + size], **settings).float()
-        for first in range(0, len(states), size)
-    ]
-    return torch.cat(blocks).unflatten(0, (len(u), num))
+    return Solver(trajectory=trajectory, exact_futures=exact_futures, **facts)

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,13 @@ class Solver:
     @property
     def step(self) -> Callable[..., Tensor] | None:
         """step(u, *, parameter, dt): the first frame of `integrate`; None for a steady task."""
-        return None if self.integrate is None or self.is_steady else partial(first_frame, self.integrate)
+        if self.integrate is None or self.is_steady:
+            return None
+
+        def first_frame(u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
+            return self.integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
+
+        return first_frame
 
     @property
     def device(self) -> str:
@@ -144,8 +149,3 @@ class Solver:
                 first = min(measured(1), seconds)
                 return first + (seconds - first) * steps / (frames - 1)
             frames = min(2 * frames, wanted)
-
-
-def first_frame(integrate: Callable[..., Tensor], u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
-    """The state `dt` later, (n, channel, *space)."""
-    return integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
