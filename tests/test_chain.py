@@ -218,10 +218,12 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         f"sample() uses {validation.default_sampler(config.run_dir, NOISY)}: of those"
         in validation.describe(config.run_dir, NOISY)
     )
-    source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
+    operator, cache = load_operator(config.run_dir / "operator"), open_cache(config, NOISY)
+    source = TransientResiduals(operator, cache, config.diffusion.perturbed)
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
     scaled = {str(factor): Scaled(corrector.network, factor=factor) for factor in (0.3, 3.0)}
     told, parts, meet = corrector.network.heads[NOISY].sample_error, {}, threading.Barrier(2, timeout=120)
+    sizes = []
 
     def exchanged(rank, part):
         parts[rank] = part
@@ -230,14 +232,18 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         meet.wait()
         return total
 
-    def found(rank, count, together=lambda part: part):
+    def found(rank, count, together=lambda part: part, source=source):
         ranks = SimpleNamespace(
             rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
         # limits are of its draws alone
-        best = validation.validate_samplers({"corrector": corrector}, *shared)[0][validation.CRPS_KEY][NOISY]
-        return best | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
+        scores, [decision] = validation.validate_samplers({"corrector": corrector}, *shared)
+        sizes.append(len(decision.candidates))
+        return (
+            scores[validation.CRPS_KEY][NOISY]
+            | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
+        )
 
     alone = found(0, 1)
     assert alone["corrector"] == pytest.approx(recorded["corrector"][1], rel=1e-5)
@@ -248,6 +254,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     assert (
         both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].sample_error == told
     )
+    found(0, 1, source=TransientResiduals(operator, cache))  # a network that saw no errors is told of none
+    assert sizes == [len(validation.ERRORS)] * 3 + [1]
 
 
 @torch.no_grad()

@@ -52,8 +52,9 @@ def validate_samplers(
     for name, source in residuals.items():
         moments[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
         fit_gains(samplers, source, moments[name], seed, ranks)
+    is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
     crps_by_error = {}
-    for error in ERRORS:
+    for error in ERRORS if is_trained else ERRORS[:1]:
         for name in residuals:
             network.heads[name].sample_error = error
         crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
