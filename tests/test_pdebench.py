@@ -239,7 +239,7 @@ def test_what_is_not_hdf5_is_named(tmp_path):
     path = tmp_path / "page.hdf5"
     path.write_text("<html>not found</html>")
     with pytest.raises(
-        ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete one"
+        ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete file"
     ):
         open_data(path, "advection1d")
     with pytest.raises(FileNotFoundError, match="no data file"):  # a folder
@@ -259,24 +259,19 @@ def test_truncated_and_unfinished_files_are_refused(tmp_path):
 
 
 def test_a_file_of_another_task_is_recognised(tmp_path):
-    with pytest.raises(ValueError, match="no array '0000/data'.*Check data.tasks"):
+    with pytest.raises(ValueError, match=r"no array '\*/data'.*Check data.tasks"):
         open_data(written(tmp_path, "darcy2d"), "diff_react2d")
     with pytest.raises(ValueError, match="no array 'tensor'.*Check data.tasks"):
         open_data(written(tmp_path, "diff_react2d"), "advection1d")
-    with pytest.raises(ValueError, match="expected 3 axes.*Check data.tasks"):
+    with pytest.raises(ValueError, match="4 axes, .* and 3 words .*Check data.tasks"):
         open_data(written(tmp_path, "darcy2d"), "advection1d")
 
 
-def test_a_group_unlike_the_first_is_named_when_it_is_read(tmp_path):
+def test_a_group_unlike_the_first_is_named(tmp_path):
     path = written(tmp_path, "diff_react2d")
     edit(path, "0004/data", np.zeros((4, 6, 6, 2), "f4"))
-    data = open_data(path, "diff_react2d")
-    data.read(0, 4)
-    with pytest.raises(ValueError, match="/0004/data holds float32 of shape .*unlike the first"):
-        data.read(3, 6)
-    edit(path, "0004/data", None)
-    with pytest.raises(ValueError, match="no array '0004/data'"):
-        data.read(3, 6)
+    with pytest.raises(ValueError, match="holds 4 frames in 0004; expected 5 as in .*Check data.tasks"):
+        open_data(path, "diff_react2d")
 
 
 def test_ranges_and_strides_are_checked(tmp_path):
