@@ -216,7 +216,8 @@ def _require_task(
     if fits and names and not {spec.name, spec.files_of} & set(fits):
         raise ValueError(
             f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file "
-            f"of {spec.name}, with {', '.join(spec.parameters)}. Correct the attributes with h5py."
+            f"of {spec.name}, with {', '.join(spec.parameters)}. Name the right task in "
+            "data.tasks, or correct the attributes with h5py."
         )
 
 
