@@ -165,7 +165,8 @@ def test_a_served_file_cannot_state_what_marks_files_of_ours(server, tmp_path):
         file.attrs["there"] = file["tensor"].ref
     server.content = path.read_bytes()
     with h5py.File(part(server, tmp_path)) as file:
-        assert made_with(file.attrs, tmp_path)[0]["generator"].startswith("the first 4 of") and "there" not in file.attrs
+        settings, _ = made_with(file.attrs, tmp_path)
+        assert settings["generator"].startswith("the first 4 of") and "there" not in file.attrs
 
 
 def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(served, tmp_path):

@@ -97,7 +97,7 @@ def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
             file[key] = values
     with pytest.raises(
         ValueError,
-        match=rf"density in \S+{name} has {1 + spec.ndim} axes, .*{2 + spec.ndim} words \(trajectory, time, x",
+        match=rf"density in \S+{name} has {1 + spec.ndim} axes, .*{2 + spec.ndim} words \(traj",
     ):
         open_data(tmp_path / name, task)
 

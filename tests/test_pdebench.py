@@ -137,22 +137,6 @@ def test_group_files_have_the_published_layout(tmp_path):
         assert b"Du: 0.001" in file["0003"].attrs["config"] and b"seed: 3" in file["0003"].attrs["config"]
 
 
-def test_published_time_coordinate_one_entry_too_long_is_cut(tmp_path):
-    path = written(tmp_path, "advection1d", t_end=2.0)
-    data = open_data(path, "advection1d")
-    assert data.coordinates["t"][-1] == pytest.approx(2.0) and data.dt == pytest.approx(0.5)
-
-
-def test_device_axis_is_squeezed_with_a_note(tmp_path):
-    path = written(tmp_path, "advection1d")
-    with h5py.File(path, "r+") as file:
-        u = file["tensor"][()]
-        del file["tensor"]
-        file["tensor"] = u[None]
-    data = open_data(path, "advection1d")
-    assert "device axis" in data.notes[0] and np.array_equal(data.read(2, 5)[:, :, 0], u[2:5])
-
-
 def test_parameter_is_taken_from_the_name_with_a_note_when_the_attribute_is_missing(tmp_path):
     path = written(tmp_path, "burgers1d")
     with h5py.File(path, "r+") as file:
@@ -174,11 +158,6 @@ def test_missing_groups_are_noted_and_the_rest_counted_by_position(tmp_path):
     data = open_data(path, "diff_react2d")
     assert data.num_trajectories == 6 and "6 groups named 0000 to 0006: some are missing" in data.notes[0]
     assert np.array_equal(data.read(2, 3), truth("diff_react2d")[3:4])
-
-
-def test_suffix_does_not_matter(tmp_path):
-    path = written(tmp_path, "diff_react2d").rename(tmp_path / "data.hdf5")
-    assert open_data(path, "diff_react2d").num_trajectories == 7
 
 
 def _read_in_child(data, queue):
