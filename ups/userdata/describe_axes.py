@@ -61,6 +61,8 @@ PARAMETERS = re.compile(
     r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|"
     r"coef\w*|param\w*|amplitude|seed"
 )
+
+
 @dataclass(frozen=True)
 class Axis:
     """A list of numbers that may be the coordinate of an axis. kind: time, an axis of space, or "" if its
