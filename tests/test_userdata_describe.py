@@ -339,6 +339,7 @@ def not_a_field(kind):
         "ordinary differential equation": {"t": t, "x": np.stack([np.cos(t), -np.sin(t)], 1)},
         "no more alike than any two": {"u": on_nodes},
         "x and y hold 2 coordinates of each": {"u": on_nodes, "x": nodes[:, 0], "y": nodes[:, 1]},
+        "nodes holds 2 coordinates of each": {"u": on_nodes, "nodes": nodes},
         "lat and lon hold 2": {"u": film(100, 50), "lat": nodes[:50, 0], "lon": nodes[:50, 1]},
         "x and y hold 2 coordinates": {"u": film(100, 60), "x": np.arange(60.0), "y": np.arange(60.0)},
     }[kind]
@@ -351,6 +352,7 @@ def not_a_field(kind):
         "ordinary differential equation",
         "no more alike than any two",
         "x and y hold 2 coordinates of each",
+        "nodes holds 2 coordinates of each",
         "lat and lon hold 2",
         "x and y hold 2 coordinates",
     ],

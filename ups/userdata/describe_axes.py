@@ -61,6 +61,10 @@ PARAMETERS = re.compile(
     r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|"
     r"coef\w*|param\w*|amplitude|seed"
 )
+NODES = re.compile(
+    r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?|grid|mesh)"
+)
+POINTS = re.compile(r"(stations?|sites?|sensors?|gauges?|probes?|nodes?)(_?(ids?|names?|numbers?|index))?")
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ def fields_of(store: Store) -> list[str]:
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
         and not is_place(name)
+        and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
         and not is_monotone(line_in(store, name))  # as numpy.meshgrid makes a coordinate
     }
@@ -384,6 +389,11 @@ def require_field(guess: Guess) -> None:
     """Raise ValueError for arrays that are no fields on a grid: variables of an ODE, points of a mesh,
     stations."""
     store, array = guess.store, guess.store.first(guess.array)
+    for size in () if store.array(array).axes else store.array(array).shape:
+        for name in store.names() if size >= FEWEST_CELLS else ():
+            if size in (shape := store.array(name).shape) and are_nodes(name, store.array(name)):
+                why = f"{name} holds {sum(shape) - size} coordinates of each"
+                raise ValueError(_points_words(guess, size, why))
     [axis, *others] = guess.space or [""]
     if others or axis not in guess.words:
         return
@@ -393,8 +403,8 @@ def require_field(guess: Guess) -> None:
     if size < FEWEST_CELLS:
         raise ValueError(
             f"{store.path} holds {size} numbers of {guess.array} per frame: variables of an ordinary "
-            f"differential equation, or coordinates of points; expected a field on at least {FEWEST_CELLS} "
-            "cells in space. Take a file of a field."
+            f"differential equation; expected a field on at least {FEWEST_CELLS} cells in space. Take a file "
+            "of a field."
         )
     why = scattered(store, size, stored[at] if stored else "")
     times = guess.words.index("time") if "time" in guess.words else None
@@ -402,11 +412,16 @@ def require_field(guess: Guess) -> None:
         if _is_alike(store, array, times) and not _is_alike(store, array, at, COMPARED):
             why = "neighbours along it are no more alike than any two"
     if why:
-        raise ValueError(
-            f"{store.path} holds {guess.array} on {size} points that are no grid ({why}), such as nodes of "
-            "a mesh or stations; expected cells in order along each axis of space. Interpolate to a regular "
-            "grid first, as scipy.interpolate.griddata does, and describe that file."
-        )
+        raise ValueError(_points_words(guess, size, why))
+
+
+def _points_words(guess: Guess, size: int, why: str) -> str:
+    """The refusal of points that are no grid."""
+    return (
+        f"{guess.store.path} holds {guess.array} on {size} points that are no grid ({why}), such as nodes of "
+        "a mesh or stations; expected cells in order along each axis of space. Interpolate to a regular grid "
+        "first, as scipy.interpolate.griddata does, and describe that file."
+    )
 
 
 def series_of(guess: Guess) -> dict[str, list[str]]:
@@ -474,6 +489,12 @@ def is_counter(name: str) -> bool:
     return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
+def are_nodes(name: str, array: Stored) -> bool:
+    """Whether an array holds the coordinates of points, two or three numbers each."""
+    is_list = len(array.shape) == 2 and {2, 3} & {*array.shape} and array.dtype.kind == "f"
+    return bool(is_list) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     """The lists that rise or fall, those of usual names first."""
     usual = [*TIMES, *SPACE]
@@ -520,6 +541,8 @@ def scattered(store: Store, size: int, axis: str) -> str:
     lists: dict[str, str] = {}
     for name in store.names():
         array = store.array(name)
+        if array.shape == (size,) and POINTS.fullmatch(name.rsplit("/", 1)[-1].lower()):
+            return f"{name} counts them"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
             values = np.asarray(store.read(name))
             if not array.axes or not is_monotone(values):
