@@ -165,7 +165,8 @@ def test_a_served_file_cannot_state_what_marks_files_of_ours(server, tmp_path):
         file.attrs["there"] = file["tensor"].ref
     server.content = path.read_bytes()
     with h5py.File(part(server, tmp_path)) as file:
-        assert made_with(file)[0]["generator"].startswith("the first 4 of") and "there" not in file.attrs
+        settings, _ = made_with(file.attrs, tmp_path)
+        assert settings["generator"].startswith("the first 4 of") and "there" not in file.attrs
 
 
 def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(served, tmp_path):
@@ -184,7 +185,7 @@ def test_the_file_records_that_it_is_incomplete_and_has_no_md5(served, tmp_path)
     server, _ = served
     path = part(server, tmp_path)
     with h5py.File(path) as file:
-        settings, done = made_with(file)
+        settings, done = made_with(file.attrs, path)
     assert (settings["whole"], settings["edition"], settings["num_trajectories"], done) == (MD5, '"a"', 4, 4)
     note = (
         f"it holds the first 4 of {NUM} trajectories of {server.url}; the published MD5 is of the whole "

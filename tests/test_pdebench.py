@@ -137,22 +137,6 @@ def test_group_files_have_the_published_layout(tmp_path):
         assert b"Du: 0.001" in file["0003"].attrs["config"] and b"seed: 3" in file["0003"].attrs["config"]
 
 
-def test_published_time_coordinate_one_entry_too_long_is_cut(tmp_path):
-    path = written(tmp_path, "advection1d", t_end=2.0)
-    data = open_data(path, "advection1d")
-    assert data.coordinates["t"][-1] == pytest.approx(2.0) and data.dt == pytest.approx(0.5)
-
-
-def test_device_axis_is_squeezed_with_a_note(tmp_path):
-    path = written(tmp_path, "advection1d")
-    with h5py.File(path, "r+") as file:
-        u = file["tensor"][()]
-        del file["tensor"]
-        file["tensor"] = u[None]
-    data = open_data(path, "advection1d")
-    assert "device axis" in data.notes[0] and np.array_equal(data.read(2, 5)[:, :, 0], u[2:5])
-
-
 def test_parameter_is_taken_from_the_name_with_a_note_when_the_attribute_is_missing(tmp_path):
     path = written(tmp_path, "burgers1d")
     with h5py.File(path, "r+") as file:
@@ -174,11 +158,6 @@ def test_missing_groups_are_noted_and_the_rest_counted_by_position(tmp_path):
     data = open_data(path, "diff_react2d")
     assert data.num_trajectories == 6 and "6 groups named 0000 to 0006: some are missing" in data.notes[0]
     assert np.array_equal(data.read(2, 3), truth("diff_react2d")[3:4])
-
-
-def test_suffix_does_not_matter(tmp_path):
-    path = written(tmp_path, "diff_react2d").rename(tmp_path / "data.hdf5")
-    assert open_data(path, "diff_react2d").num_trajectories == 7
 
 
 def _read_in_child(data, queue):
@@ -239,7 +218,7 @@ def test_what_is_not_hdf5_is_named(tmp_path):
     path = tmp_path / "page.hdf5"
     path.write_text("<html>not found</html>")
     with pytest.raises(
-        ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete one"
+        ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete file"
     ):
         open_data(path, "advection1d")
     with pytest.raises(FileNotFoundError, match="no data file"):  # a folder
@@ -259,24 +238,19 @@ def test_truncated_and_unfinished_files_are_refused(tmp_path):
 
 
 def test_a_file_of_another_task_is_recognised(tmp_path):
-    with pytest.raises(ValueError, match="no array '0000/data'.*Check data.tasks"):
+    with pytest.raises(ValueError, match=r"no array '\*/data'.*Check data.tasks"):
         open_data(written(tmp_path, "darcy2d"), "diff_react2d")
     with pytest.raises(ValueError, match="no array 'tensor'.*Check data.tasks"):
         open_data(written(tmp_path, "diff_react2d"), "advection1d")
-    with pytest.raises(ValueError, match="expected 3 axes.*Check data.tasks"):
+    with pytest.raises(ValueError, match="4 axes, .* and 3 words .*Check data.tasks"):
         open_data(written(tmp_path, "darcy2d"), "advection1d")
 
 
-def test_a_group_unlike_the_first_is_named_when_it_is_read(tmp_path):
+def test_a_group_unlike_the_first_is_named(tmp_path):
     path = written(tmp_path, "diff_react2d")
     edit(path, "0004/data", np.zeros((4, 6, 6, 2), "f4"))
-    data = open_data(path, "diff_react2d")
-    data.read(0, 4)
-    with pytest.raises(ValueError, match="/0004/data holds float32 of shape .*unlike the first"):
-        data.read(3, 6)
-    edit(path, "0004/data", None)
-    with pytest.raises(ValueError, match="no array '0004/data'"):
-        data.read(3, 6)
+    with pytest.raises(ValueError, match="holds 4 frames in 0004; expected 5 as in .*Check data.tasks"):
+        open_data(path, "diff_react2d")
 
 
 def test_ranges_and_strides_are_checked(tmp_path):

@@ -184,7 +184,8 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
                 }
             )
             layout = None if is_user else layout_of(head.task)
-            for name in () if is_steady or is_user else layout.names(file) or ("",):
+            names = filter(str.isdigit, file) if head.task.is_grouped else ("",)
+            for name in () if is_steady or is_user else names:
                 times = file[layout.coordinate("t", name)]  # continue those of the input
                 begin = source.coordinates["t"][num_input - context]
                 times[...] = begin + facts["dt"] * np.arange(times.shape[-1])

@@ -26,9 +26,9 @@ from ups.common.text import require_plain_name
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import PROGRESS, SETTINGS, Published, data_bytes, describe, made_with, opened
+from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, describe, made_with, opened
 from ups.userdata.readers import budget
-from ups.userdata.readers.hdf5 import node
+from ups.userdata.readers.hdf5 import Hdf5, node
 from ups.userdata.readers.process import ReadingProcess, is_plain, serve
 from ups.userdata.trajectories import Trajectories
 
@@ -124,12 +124,13 @@ class Remote:
     def __init__(self, url: str, path: Path, task: str, num: int, patience: dict[str, Any]) -> None:
         self.path, self.remote = url, RemoteFile(url, path, Patience(**patience))
         try:
-            self.file = h5py.File(self.remote, "r")
-            self.data = describe(self.file, path, task)
-        except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
+            self.store = Hdf5(url, self.remote)
+            self.data = describe(self.store, path, task)
+        except ValueError as error:
             raise self.remote.error or ValueError(
                 f"{url} is no readable HDF5 file ({error}); expected one of {task}. {WHOLE}."
             ) from error
+        self.file = self.store.file
         _require_rows(self.file, self.data, url, num)
 
     def about(self) -> dict[str, Any]:
@@ -155,8 +156,8 @@ class Remote:
     def rows(self, first: int, last: int) -> np.ndarray:
         """Trajectories first..last-1, finite."""
         try:
-            u = self.data.read(first, last, store=Published(self.file, self.data.path, self.data.task))
-        except (OSError, RuntimeError) as error:
+            u = self.data.read(first, last, store=self.store)
+        except ValueError as error:
             raise self.remote.error or error from None
         if not np.isfinite(u).all():
             bad = (first + np.flatnonzero(~np.isfinite(u).reshape(len(u), -1).all(1))).tolist()
@@ -178,8 +179,8 @@ def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
     published file with that MD5."""
     if not path.exists():
         return False
-    with opened(path, task) as file:
-        settings, done = made_with(file) or ({}, 0)
+    with opened(path, task) as store:
+        settings, done = made_with(store.attributes(), path) or ({}, 0)
     if (settings.get("whole"), settings.get("num_trajectories"), done) != (md5, num, num):
         raise ValueError(
             f"{path} is not the first {num} trajectories of the published file; expected it, by its name. "
@@ -238,8 +239,8 @@ def fetch_first(
 
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
     """Raise ValueError for a file that does not store at least `num` trajectories one after the other."""
-    layout, task = layout_of(data.task), data.task
-    stored = [] if task.is_grouped else [layout.dataset(source, array) for array in task.arrays]
+    task = data.task
+    stored = [] if task.is_grouped else [node(source, place.array) for place in task.arrays]
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
         raise ValueError(
             f"{url} stores its numbers in compressed chunks; expected arrays that begin with "

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from h5py import h5d
 
-from ups.tasks import Place, Task
+from ups.tasks import Task
 from ups.userdata.readers.hdf5 import node
 
 # bound of the metadata of one group: headers, trees, coordinates, attributes (a third of it was measured)
@@ -41,26 +41,6 @@ class Layout:
                 np.arange(num_times) * settings["t_end"] / max(1, settings["num_frames"] - 1)
             ).astype(np.float32)
         return grid
-
-    def names(self, file: h5py.File) -> tuple[str, ...]:
-        """Names of the trajectories' groups; () without groups."""
-        return tuple(sorted(filter(str.isdigit, file), key=int)) if self.task.is_grouped else ()
-
-    def dataset(self, file: h5py.File, array: Place, name: str = "") -> h5py.Dataset:
-        """The dataset of an array, which may have a leading axis of length 1. Raises ValueError if there is
-        no dataset with these axes."""
-        path, axes = array.array.replace("*", name or "0000"), array.axes
-        found = node(file, path)
-        is_there = isinstance(found, h5py.Dataset)
-        has_rank = is_there and (found.ndim == len(axes) or found.shape[: found.ndim - len(axes)] == (1,))
-        if not has_rank or found.dtype.kind != "f":
-            held = f"{path} of shape {found.shape}, {found.dtype}" if is_there else f"no array {path!r}"
-            raise ValueError(
-                f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of real "
-                f"floating-point numbers{' in every group' * self.task.is_grouped} for {self.task.name}. "
-                f"Write it so with h5py, or take the right file. {found_in(file)}"
-            )
-        return found
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
         """(dataset, its rows, their values) for the trajectories u (n, time, channel, *space), numbered from
@@ -148,17 +128,6 @@ def allocated() -> h5py.h5p.PropDCID:
 def layout_of(task: Task) -> Layout:
     """The layout of the files of a task."""
     return (Groups if task.is_grouped else Layout)(task)
-
-
-def found_in(file: h5py.File) -> str:
-    """The keys of a file in words."""
-    keys = sorted(file)
-    listing = [
-        f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
-        for key in keys[:8]
-    ]
-    more = f" and {len(keys) - 8} more" * (len(keys) > 8)
-    return f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks."
 
 
 def fixed_text(text: str) -> np.bytes_:

@@ -13,7 +13,6 @@ import numpy as np
 from ups.tasks import Place
 from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import (
-    COORDINATES,
     Coordinate,
     coordinate,
     is_even,
@@ -298,46 +297,54 @@ def words_of(
         frames = stored.shape[words.index("time")] if "time" in words else 0
         times = next((one.name for one in found if (one.kind, one.size) == ("time", frames)), "")
         return words, {"time": times} if times else {}, is_known
-    known, names, is_sure = assigned(stored.shape, found)
-    if not known:
-        lists = lists_of(store, [array])
-        is_counted = any(is_parameter(name) and len(lists[name]) == stored.shape[0] for name in lists)
-        is_film = not is_counted and _is_alike(store, array, 0)
-        words = usual_words(stored.shape, is_film, is_alone)
-        return words, {}, False
-    words, is_all = _completed(store, array, known)
-    return words, names, is_sure and is_all
+    return _words_by_length(store, array, is_alone, found)
 
 
-def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[str], bool]:
-    """The words of an array, of which `known` has those with coordinates; and whether no guess was needed."""
-    shape, words, is_sure = store.array(array).shape, dict(known), True
-    rest = [axis for axis, size in enumerate(shape) if size > 1 and axis not in words]
-    has_time, has_space = "time" in words.values(), bool({*words.values()} - {"time"})
-    time = next((axis for axis, word in words.items() if word == "time"), len(shape))
-    lengths = {len(values) for values in lists_of(store, [array]).values()}
-    counted = [axis for axis in rest if shape[axis] in lengths and (has_space or len(rest) > 1)]
-    squares = {shape[axis] for axis, word in known.items() if word != "time"}
-    for axis in rest:
-        letter = next((name for name in SPACE if name not in words.values()), "channel")
-        is_square = axis > time and shape[axis] in squares
-        if axis in counted[:1] and not is_square:  # there are lists with one number for each
-            words[axis] = "trajectory"
+def _words_by_length(
+    store: Store, array: str, is_alone: bool, found: Sequence[Axis]
+) -> tuple[list[str], dict[str, str], bool]:
+    """`words_of` an array whose axes have no names: by the lengths of lists whose names tell an axis, and the
+    others in the usual order of trajectories, time and space."""
+    shape = store.array(array).shape
+    known, names, is_sure = assigned(shape, found)
+    words = dict(known)
+    rest = [axis for axis, size in enumerate(shape) if axis not in words and (size > 1 or axis == 0)]
+    lists, axes_of = lists_of(store, [array]), {one.name for one in found}
+    counts = {len(lists[name]) for name in {*lists} - axes_of if known or is_parameter(name)}
+    for number, axis in enumerate(rest):
+        size, taken, others = shape[axis], [*words.values()], [n for n in rest if n != axis]
+        space = [word for word in taken if word not in WORDS]
+        inner = [shape[n] for n in others if words.get(n) not in ("trajectory", "time")]
+        letter = next((name for name in SPACE if name not in taken), "component")
+        before_time = next((axis < n for n, word in words.items() if word == "time"), True)
+        is_square = not before_time and any(shape[n] == size for n, word in known.items() if word != "time")
+        if known or not number:
+            is_film = _is_alike(store, array, axis) or (is_alone and not known and len(rest) == 2)
+        else:  # maps of as many cells along each axis, of several fields, are pairs
+            are_pairs = not is_alone and len({shape[n] for n in rest[1:]}) == 1
+            is_film = axis == 1 and len(rest) > 2 + are_pairs
+        is_counted = size in counts and (space or len(rest) > 1 + is_alone or (known and others))
+        if is_counted and "trajectory" not in taken and not is_square and (known or not number):
+            words[axis] = "trajectory"  # there are lists with one number for each
             continue
-        if is_square or (not has_space and axis == rest[-1]):
+        if is_square or (not space and axis == rest[-1]):
             words[axis] = letter
-        elif not has_time and _is_alike(store, array, axis):
-            words[axis], has_time = "time", True
-        elif "trajectory" not in words.values() and (has_space or axis < time):
+        elif "time" not in taken and is_film:
+            words[axis] = "time"
+        elif "trajectory" not in taken and (before_time or (space and known)):
             words[axis] = "trajectory"
-            is_sure &= len(rest) == 1 and has_time
+            is_sure &= not others and "time" in taken
             continue
-        elif shape[axis] <= MOST_CHANNELS:
-            words[axis] = "channel"
+        elif "channel" not in taken and size <= min(MOST_CHANNELS, *(n / 2 for n in inner), MOST_CHANNELS):
+            words[axis] = "component" if axis == rest[-1] and size == len(space) else "channel"
         else:
             words[axis] = letter
         is_sure = False
-    return [words.get(axis, "single" if axis else "trajectory") for axis in range(len(shape))], is_sure
+    for axis, word in words.items():
+        fitting = [one.name for one in found if not one.kind and one.size == shape[axis]]
+        if word not in names and word in ("time", *SPACE) and fitting and shape.count(shape[axis]) == 1:
+            names[word], is_sure = fitting[0], False
+    return [words.get(axis, "single") for axis in range(len(shape))], names, is_sure
 
 
 def _unnamed(size: int, num_axes: int) -> str:
@@ -365,30 +372,6 @@ def _word(store: Store, axis: str, size: int) -> str:
     # height, depth or pressure (CF conventions, 4.3)
     is_vertical = direction == "Z" or str(attributes.get("positive", "")).lower() in ("up", "down")
     return "channel" if is_vertical or not is_even_grid(place[1]) else word
-
-
-def usual_words(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
-    """Words in the usual order for axes without names. is_film: the first axis is time, because neighbours
-    along it are alike; is_alone: no other array is a field."""
-    kept = [axis for axis, size in enumerate(shape) if size > 1 or axis == 0]
-    sizes = [shape[axis] for axis in kept]
-    lead = ["time"] if is_film else ["trajectory"]
-    if not is_film and shape[1] > 1 and len(sizes) > (3 if len({*sizes[1:]}) == 1 and not is_alone else 2):
-        lead.append("time")  # maps of as many cells along each axis, of several fields, are pairs
-    if len(sizes) == 2 and is_alone:
-        lead = ["time"]
-    inner = sizes[len(lead) :]
-    small = [
-        number
-        for number, size in enumerate(inner)
-        if len(inner) > 1 and MOST_CHANNELS >= size <= min([*inner[:number], *inner[number + 1 :]]) / 2
-    ]
-    words = iter(SPACE)
-    named = ["channel" if number in small[:1] else next(words, "component") for number in range(len(inner))]
-    if small and small[0] == len(inner) - 1 == inner[-1]:
-        named[-1] = "component"
-    found = dict(zip(kept, [*lead, *named], strict=True))
-    return [found.get(axis, "single") for axis in range(len(shape))]
 
 
 def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
@@ -514,21 +497,15 @@ def are_nodes(name: str, array: Stored) -> bool:
 
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     """The lists that rise or fall, those of usual names first."""
-    fields = [*fields]
-    usual = []
-    for kind, names in (("time", TIMES), *((axis, (axis,)) for axis in SPACE)):
-        places = {form.format(name) for name in names for form in COORDINATES}
-        found = coordinate(store, [], names) if not places & {*fields} else None
-        if found and is_monotone(found[1]):
-            usual.append(Axis(found[0], kind, len(found[1])))
-    known = {axis.name for axis in usual}
-    others = [
+    usual = [*TIMES, *SPACE]
+    found = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
-        if name not in known and not is_parameter(name)
-        if len(values) > 2 and is_monotone(values)
+        if not is_parameter(name) and is_monotone(values)
     ]
-    return [*usual, *sorted(others, key=lambda one: (is_counter(one.name), "time" not in one.name.lower()))]
+    return sorted(
+        found, key=lambda one: (one.name not in usual, is_counter(one.name), "time" not in one.name.lower())
+    )
 
 
 def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
@@ -555,16 +532,6 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
         elif kinds:  # which of several axes of one length is it?
             words |= dict(zip(axes[-len(kinds) :] if "time" not in kinds else axes, kinds, strict=False))
             is_sure = False
-    unnamed = [(axis, one) for axis, n in enumerate(shape) for one in found if not one.kind and one.size == n]
-    time = next((axis for axis, word in words.items() if word == "time"), 0)
-    for axis, one in sorted(unnamed, key=lambda pair: (pair[0] < time, pair[0])):
-        is_alone = shape.count(one.size) == 1 and axis not in words
-        has_time, space = "time" in words.values(), [name for name in SPACE if name not in words.values()]
-        if not is_alone or not space or (has_time and len(words) > 1):  # one number for each trajectory
-            continue
-        is_time = not has_time and (bool(words) or axis < len(shape) - 1)
-        words[axis] = word = "time" if is_time else space[0]
-        best[word], is_sure = one, False
     return words, {kind: best[kind].name for kind in words.values()}, is_sure
 
 

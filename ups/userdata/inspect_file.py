@@ -26,9 +26,17 @@ CODING = re.compile("_|scale_factor|add_offset|missing_value|valid_|actual_range
 UNEVEN = 0.01  # of a step, by which steps may differ: float32 coordinates
 
 
-def config_error(key: str, what: str, expected: str, fix: str) -> ValueError:
+class ConfigError(ValueError):
+    """The error of a key. problem: without the key and what to write there."""
+
+    problem = ""
+
+
+def config_error(key: str, what: str, expected: str, fix: str) -> ConfigError:
     """The error of a key: what is wrong, what was expected, what to do."""
-    return ValueError(f"{key}: {what}; expected {expected}. {fix}")
+    error = ConfigError(f"{key}: {what}; expected {expected}. {fix}")
+    error.problem = f"{what}; expected {expected}."
+    return error
 
 
 def require_known(key: str, names: Iterable[str], known: Sequence[str], what: str) -> None:

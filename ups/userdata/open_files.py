@@ -1,6 +1,7 @@
 """Opening the files of a user: every file is checked against the task and against the first file, then runs
 are cut into windows. Nothing but coordinates and parameters is read."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def open_user_files(
     found: list[DataFile] = []
     for path in paths:
         with open_store(path) as store:
-            file = _File(store, task)
+            file = OpenFile(store, task)
             resolution = tuple(resolution) or file.space
             num_frames = num_frames or file.frames
             found.append(file.checked(found[0] if found else None, resolution, num_frames))
@@ -127,7 +128,7 @@ def open_input(task: Task, path: str, dt: float, named: Sequence[str], **strides
     return open_user_files(reduced, [Path(path)], dt=0 if facts["times"] else dt, **strides)
 
 
-class _File:
+class OpenFile:
     """An open file of a task. sizes: of its axes, without repeated cells; groups: one for each run, or ()."""
 
     def __init__(self, store: Store, task: Task) -> None:
@@ -138,6 +139,16 @@ class _File:
         self.sizes = sizes | {axis: sizes[axis] - 1 for axis in task.user_facts.get("repeated", ())}
         self.space = tuple(self.sizes[axis] for axis in task.axes)
         self.frames = self.sizes.get("time", 1)
+        for place in task.arrays:
+            shape = zip(place.axes, store.first_array(place.array).shape, strict=True)
+            num = math.prod(size for axis, size in shape if axis in ("channel", "component"))
+            if num != len(place.fields):
+                raise self.error(
+                    "layout",
+                    f"holds {num} channels in {place.array}",
+                    f"{len(place.fields)}: {', '.join(place.fields)}",
+                    "Put files of other fields into a task of their own.",
+                )
 
     def error(self, part: str, what: str, expected: str, fix: str) -> ValueError:
         return config_error(f"{self.key}.{part}", f"{self.store.path} {what}", expected, fix)
@@ -169,9 +180,10 @@ class _File:
             self.key, facts.get("coordinates", {}), self.task.axes, self.task.arrays, self.store
         )
         ends = along(self.task.boundary, self.task.ndim)
-        for axis, limits, end, size in zip(self.task.axes, self.task.spans, ends, self.space, strict=True):
-            read_domain(self.key, list(limits), axis, end, size, coordinates[axis], self.store)
-            if coordinates[axis] is not None:
+        for axis, limits, end, size in zip(self.task.axes, facts["domain"], ends, self.space, strict=True):
+            if limits or coordinates[axis]:
+                read_domain(self.key, list(limits), axis, end, size, coordinates[axis], self.store)
+            if coordinates[axis]:
                 self._require_common(*coordinates[axis])
         uneven = [axis for axis, there in coordinates.items() if there and not is_even_grid(there[1])]
         boundary = from_well(self.store)["boundary"] if is_well(self.store) else {}

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -50,11 +50,12 @@ class Hdf5(Store):
 
     kind = "HDF5 file"
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | str, source: IO[bytes] | None = None):
+        """source: the file at the address `path` of a server (ups/data/first.py)."""
         super().__init__(path)
         self.stored: dict[str, Stored] = {}  # by name, once they are listed
         self.last: tuple[str, h5py.Group | h5py.Dataset | None] = ("", None)  # what was looked for, and found
-        self.file = checked(path, lambda: h5py.File(path, "r", locking=False), self.kind)
+        self.file = checked(path, lambda: h5py.File(source or path, "r", locking=False), self.kind)
 
     def close(self) -> None:
         self.file.close()
@@ -219,7 +220,7 @@ def _require_filters(dataset: h5py.Dataset) -> None:
         )
 
 
-def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:
+def require_written(dataset: h5py.Dataset, path: Path) -> None:
     """Raise ValueError for an array that was declared and never written: HDF5 would read it as zeros."""
     chunks, stored = dataset.chunks, dataset.id
     there = stored.get_num_chunks() if chunks else stored.get_storage_size()
@@ -231,7 +232,7 @@ def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it ag
     if there < expected:
         raise ValueError(
             f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
-            f"are there; expected all. {again}"
+            "are there; expected all. Write it again."
         )
 
 

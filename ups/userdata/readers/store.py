@@ -231,7 +231,7 @@ class Store:
 
     def first(self, pattern: str) -> str:
         """`pattern` with the name of the first group in place of *."""
-        return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
+        return next(iter(self.runs(pattern)), pattern)
 
     def first_array(self, pattern: str) -> Stored | None:
         return self.array(self.first(pattern))
