@@ -2,18 +2,22 @@
 
     make corrector SOLVER=examples.numpy_burgers:coarse FINE=examples.numpy_burgers:fine \
         STARTS=examples.numpy_burgers:starts RUN=numpy_burgers \
-        OPTIONS="--dt 0.02 --symmetries shift --ratio 8"
+        OPTIONS="--dt 0.25 --frames 9 --length 16 --symmetries shift --ratio 8" \
+        ARGS="operator.train.batch_size=2 operator.train.steps=1200"
     python examples/numpy_burgers.py                # with its weights
 """
 
+import math
+
 import numpy as np
 
-NAME, DT, FULL, NU = "numpy_burgers", 0.02, 256, 2e-3
+NAME, DT, FULL, LENGTH, NU = "numpy_burgers", 0.25, 4096, 16, 8e-3
 
 
 def step(u):
-    """The state after DT, (batch, 1, cells): local Lax-Friedrichs fluxes, Heun's method."""
-    dx, num = 1 / u.shape[-1], max(4, u.shape[-1] // 8)
+    """The state after DT, (batch, 1, cells): local Lax-Friedrichs fluxes, Heun's method, stable steps."""
+    dx = LENGTH / u.shape[-1]
+    num = math.ceil(DT * (1 / dx + 2 * NU / dx**2))
     h = DT / num
 
     def rate(u):
@@ -31,11 +35,11 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 60, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
-    """Sums of four waves, largest values 0.1 to 1: decayed waves are states of the training, too."""
+def starts(num: int = 24, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+    """Sums of waves of at least a quarter, largest values 0.1 to 1, as decayed waves are states, too."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
-    a, phase = draw.standard_normal((2, num, 4, 1))
-    u = (a * np.sin(2 * np.pi * np.arange(1, 5)[:, None] * x + 6 * phase)).sum(1)
+    a, phase = draw.standard_normal((2, num, 4 * LENGTH, 1))
+    u = (a * np.sin(2 * np.pi * np.arange(1, 4 * LENGTH + 1)[:, None] * x + 6 * phase)).sum(1)
     return (u / abs(u).max(-1, keepdims=True) * 10 ** -draw.random((num, 1)))[:, None]
 
 

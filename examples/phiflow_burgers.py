@@ -2,8 +2,8 @@
 
     make corrector SOLVER=examples.phiflow_burgers:coarse FINE=examples.phiflow_burgers:fine \
         STARTS=examples.phiflow_burgers:starts RUN=burgers_phiflow \
-        OPTIONS="--dt 0.05 --frames 17 --symmetries shift --fields u,v" \
-        ARGS="operator.train.batch_size=8 operator.train.steps=400"
+        OPTIONS="--dt 0.05 --frames 17 --length 2 --symmetries shift --fields u,v" \
+        ARGS="operator.train.batch_size=3 operator.train.steps=1000"
     python examples/phiflow_burgers.py             # with its weights
 """
 
@@ -12,15 +12,15 @@ import math
 import numpy as np
 from phi.flow import PERIODIC, Box, CenteredGrid, advect, batch, channel, diffuse, spatial, tensor
 
-NAME, DT, FULL, NU = "burgers_phiflow", 0.05, 128, 1.5e-3
+NAME, DT, FULL, LENGTH, NU = "burgers_phiflow", 0.05, 256, 2, 1.5e-3
 AXES = batch("b"), channel(vector="x,y"), spatial("x,y")
 
 
 def step(u):
     """The velocity after DT, (batch, 2, cells, cells); as many steps as explicit diffusion needs."""
     cells = u.shape[-1]
-    num = math.ceil(4 * NU * DT * cells**2)
-    field = CenteredGrid(tensor(u, *AXES), PERIODIC, Box(x=1, y=1), x=cells, y=cells)
+    num = math.ceil(4 * NU * DT * (cells / LENGTH) ** 2)
+    field = CenteredGrid(tensor(u, *AXES), PERIODIC, Box(x=LENGTH, y=LENGTH), x=cells, y=cells)
     for _ in range(num):
         field = advect.semi_lagrangian(field, field, DT / num)
         field = diffuse.explicit(field, NU, DT / num)
@@ -30,11 +30,13 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 60, cells: int = FULL, seed: int = 0) -> np.ndarray:
-    """Sums of eight waves of at most three periods an axis, largest values 0.3 to 1."""
-    draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
-    k, (a, phase) = draw.integers(-3, 4, (2, num, 2, 8, 1, 1)), draw.standard_normal((2, num, 2, 8, 1, 1))
-    u = (a * np.sin(2 * np.pi * (k[0] * x[:, None] + k[1] * x) + 6 * phase)).sum(2)
+def starts(num: int = 28, cells: int = FULL, seed: int = 0) -> np.ndarray:
+    """Sums of sixteen waves of at most three periods a unit and axis, largest values 0.3 to 1."""
+    draw, x, most = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells, 3 * LENGTH
+    waves = draw.integers(-most, most + 1, (16, 2, num, 2, 1, 1))
+    a, phase = draw.standard_normal((2, 16, num, 2, 1, 1))
+    angles = (2 * np.pi * (k * x[:, None] + m * x) for k, m in waves)
+    u = sum(one * np.sin(angle + 6 * shift) for one, angle, shift in zip(a, angles, phase, strict=True))
     size = draw.uniform(0.3, 1, (num, 1, 1, 1))
     return (u / abs(u).max((1, 2, 3), keepdims=True) * size).astype("float32")
 

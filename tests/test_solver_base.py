@@ -171,10 +171,9 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
         "pkg/__init__.py": ran,
         "pkg/mod.py": ran + "import helper, numpy, big\nfrom . import beside\nfrom .deep.end import f\n",
         "pkg/beside.py": "",
-        "pkg/deep/__init__.py": "",
-        "pkg/deep/end.py": "import late",
+        "pkg/deep/end.py": "import folder.late",  # neither has an __init__.py
         "helper.py": "import pkg.mod",
-        "late.py": "",
+        "folder/late.py": "",
         "other.py": "",
         "target/big.py": "",  # installed by pip install --target
         "target/big-1.dist-info/METADATA": "",
@@ -191,7 +190,7 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
         assert (solver_digest("pkg.mod:step", "ks") != before) == is_users, name
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert (
-        solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "late"} & sys.modules.keys()
+        solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "folder"} & sys.modules.keys()
     )
 
 

@@ -20,6 +20,18 @@ from ups.common.files import file_hash, value_hash
 KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: folders of installed packages
 
 
+class Finder(ModuleFinder):
+    """Follows imports through folders without __init__.py, too."""
+
+    def import_module(self, partname: str, fqname: str, parent: Any) -> Any:
+        try:
+            return super().import_module(partname, fqname, parent)
+        except AttributeError:  # such a folder has no loader
+            module = self.add_module(fqname)
+            module.__path__ = [f"{one}/{partname}" for one in (parent.__path__ if parent else self.path)]
+            return module
+
+
 def find_module(name: str) -> Path | None:
     """The source file of a dotted module on Python's path, None if there is none. (`importlib.util.find_spec`
     would import its parent packages.)
@@ -55,7 +67,7 @@ def solver_digest(place: str, task: str) -> str:
     module = place.partition(":")[0]
     file, package = solver_file(place, task), __name__.partition(".")[0]
     own = file.parents[module.count(".") + (file.name == "__init__.py")]
-    finder = ModuleFinder([*filter(_is_users, sys.path), str(own)], excludes=[package])
+    finder = Finder([*filter(_is_users, sys.path), str(own)], excludes=[package])
     with contextlib.suppress(ImportError, SyntaxError, ValueError, RecursionError):  # its import says so
         finder.import_hook(module)
     found = {name: Path(one.__file__) for name, one in finder.modules.items() if one.__file__}
