@@ -15,7 +15,8 @@
     island: shallow water on a torus round a disc that reflects; a mask of the land, no symmetry
     conductivity: u_t = div (c grad u), walls without flux, another c(x, y) in every trajectory, given
     hasegawa_wakatani: vorticity w and density n of drift waves, periodic;
-        lap p = w, [a, b] = a_x b_y - a_y b_x, w_t + [p, w] = p - n - lap^2 w / 200, n_t + [p, n] = p - n - p_y - lap^2 n / 200
+        lap p = w, [a, b] = a_x b_y - a_y b_x,
+        w_t + [p, w] = p - n - lap^2 w / 200, n_t + [p, n] = p - n - p_y - lap^2 n / 200
 
 86 trajectories of 24 frames (68 train, 12 validate, 6 are not read), 24 of 64 frames to test; four frames are
 given. Columns: ours (default settings for user data, without a search), fno (bench/rivals.py), and FNO, TFNO
