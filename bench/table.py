@@ -565,8 +565,9 @@ def strangers_table(found: dict[str, dict[str, Any]]) -> str:
             f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else MISSING for name in labels
         )
         errors = {name: one["row"]["error"] for name, one in own.items()}
-        best = min(errors[name] for name in errors if name != "ours")
-        return record["task"], cell(record["persistence"]), *cells, number(errors["ours"] / best, True)
+        rivals = [errors[name] for name in errors if name != "ours"]
+        ratio = number(errors["ours"] / min(rivals), True) if "ours" in errors and rivals else MISSING
+        return record["task"], cell(record["persistence"]), *cells, ratio
 
     header = f"problem; persistence; {'; '.join(labels.values())}; UPS / best"
     return table(header, map(line, found.values()))
