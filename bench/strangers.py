@@ -1,4 +1,4 @@
-"""Three problems of strangers in 2D: UPS as a user starts it, beside networks by the code of their authors.
+"""Ten problems of strangers: UPS as a user starts it, beside networks by the code of their authors.
 
     pip install --no-deps --target other neuraloperator==2.0.0 tensorly tensorly-torch opt-einsum zencfg \\
         configmypy ruamel.yaml
@@ -8,6 +8,15 @@
     cahn_hilliard: u_t = lap (u^3 - u - lap u), periodic, after separation has begun
     wave: u_tt = div (c^2 grad u) - u_t / 2, walls without flux, another c(x, y) in every trajectory, given
     fronts: u_t = div (u^2 grad u), periodic, from patches of compact support
+    delay: u_t = u_xx / 2 + 0.6 u (1 - K * u(t - 3)), K a Gaussian of width 4, 1D, periodic
+    tracer: u_t = lap u / 20 - v . grad u, periodic; v of waves up to 2 by trajectory, not in the files
+    hidden_rate: u_t = lap u / 2 + r u (1 - u), periodic; r(x, y) = 0.1 + 0.2 waves up to 4 as v
+    ginzburg_landau: A_t = A + (1 + 2i) lap A - (1 - 1.2i) |A|^2 A, periodic, real and imaginary part
+    island: shallow water on a torus round a disc that reflects; a mask of the land, no symmetry
+    conductivity: u_t = div (c grad u), walls without flux, another c(x, y) in every trajectory, given
+    hasegawa_wakatani: vorticity w and density n of drift waves, periodic;
+        lap p = w, [a, b] = a_x b_y - a_y b_x,
+        w_t + [p, w] = p - n - lap^2 w / 200, n_t + [p, n] = p - n - p_y - lap^2 n / 200
 
 86 trajectories of 24 frames (68 train, 12 validate, 6 are not read), 24 of 64 frames to test; four frames are
 given. Columns: ours (default settings for user data, without a search), fno (bench/rivals.py), and FNO, TFNO
@@ -25,6 +34,7 @@ import io
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +84,39 @@ def waves(rng: np.random.Generator, num: int, size: int, most: int) -> np.ndarra
     return u / np.abs(u).max((1, 2), keepdims=True)
 
 
+def conducted(k: np.ndarray, u: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Return out + div (k grad u) on the unit square between walls without flux, of second order."""
+    for axis in (1, 2):
+        ends = [(1, 1) if other == axis else (0, 0) for other in range(3)]
+        near, far = (np.moveaxis(k, axis, 0)[part] for part in (slice(1, None), slice(-1)))
+        flux = np.moveaxis((near + far) / 2, 0, axis) * np.diff(u, axis=axis) * u.shape[1]
+        out = out + np.diff(np.pad(flux, ends), axis=axis) * u.shape[1]
+    return out
+
+
+def spectral(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the derivatives along x and y and the Laplacian of `rfft2`, cells of length 1, and the waves
+    that products keep."""
+    k = np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None]
+    x, y = (2j * np.pi * part for part in k)
+    return x, y, (x**2 + y**2).real, (abs(k[0]) < 1 / 3) & (k[1] < 1 / 3)
+
+
+def runge_kutta(
+    u: np.ndarray, num_frames: int, num_steps: int, step: float, rate: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Return frames (num_frames, ...) of u_t = rate(u), of fourth order with `num_steps` steps a frame."""
+    out = []
+    for _ in range(num_frames):
+        out.append(u)
+        for _ in range(num_steps):
+            slopes = [rate(u)]
+            for part in (step / 2, step / 2, step):
+                slopes.append(rate(u + part * slopes[-1]))
+            u = u + step / 6 * (slopes[0] + 2 * slopes[1] + 2 * slopes[2] + slopes[3])
+    return np.stack(out)
+
+
 def cahn_hilliard(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
     """Solve by a stabilised semi-implicit step in Fourier space; 30 units of time pass before the data."""
     rng, size, dt = np.random.default_rng(seed), 64, 0.1
@@ -97,13 +140,7 @@ def wave(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
     v = np.zeros_like(u)
 
     def acceleration(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        out = -v / 2
-        for axis in (1, 2):
-            ends = [(1, 1) if other == axis else (0, 0) for other in range(3)]
-            near, far = (np.moveaxis(c**2, axis, 0)[part] for part in (slice(1, None), slice(-1)))
-            flux = np.moveaxis((near + far) / 2, 0, axis) * np.diff(u, axis=axis) * size
-            out = out + np.diff(np.pad(flux, ends), axis=axis) * size
-        return out
+        return conducted(c**2, u, -v / 2)
 
     out = []
     for _ in range(num_frames):
@@ -135,27 +172,159 @@ def fronts(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
     return {"u": np.stack(out, 1)}
 
 
-# solver, frame interval, boundary, domain
-PROBLEMS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], float, str, tuple[float, float]]] = {
-    "cahn_hilliard": (cahn_hilliard, 2.0, PERIODIC, (0, 64)),
-    "wave": (wave, 0.04, NO_FLUX, (0, 1)),
-    "fronts": (fronts, 0.0012, PERIODIC, (0, 1)),
+def delay(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve by splitting, 16 steps a frame; 36 frames pass before the data."""
+    rng, size, lag, dt = np.random.default_rng(seed), 128, 48, 1 / 16
+    k = 2 * np.pi * np.fft.rfftfreq(size)
+    past = [1 + 0.5 * waves(rng, num, size, 8)[:, 0]] * (lag + 1)
+    for _ in range(16 * (36 + num_frames)):
+        crowd = np.fft.irfft(np.exp(-((4 * k) ** 2) / 2) * np.fft.rfft(past[-lag - 1]))
+        grown = past[-1] * np.exp(0.6 * dt * (1 - crowd))
+        past.append(np.fft.irfft(np.exp(-0.5 * dt * k**2) * np.fft.rfft(grown)))
+    return {"u": np.stack(past[-16 * num_frames :: 16], 1)}
+
+
+def tracer(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve in Fourier space, four steps a frame; the flow has 0.75 cells a frame (RMS)."""
+    rng, size = np.random.default_rng(seed), 64
+    x, y, lap, kept = spectral(size)
+    stream = np.fft.rfft2(waves(rng, num, size, 2))
+    flow = np.fft.irfft2(np.stack([y * stream, -x * stream]))
+    flow *= 0.75 / np.sqrt((flow**2).sum(0).mean((1, 2), keepdims=True))
+
+    def rate(u: np.ndarray) -> np.ndarray:
+        u_hat = np.fft.rfft2(u)
+        carried = flow[0] * np.fft.irfft2(x * u_hat) + flow[1] * np.fft.irfft2(y * u_hat)
+        return np.fft.irfft2(0.05 * lap * u_hat - kept * np.fft.rfft2(carried))
+
+    u = runge_kutta(waves(rng, num, size, 4), num_frames, 4, 0.25, rate)
+    return {"u": u.swapaxes(0, 1)}
+
+
+def hidden_rate(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve in Fourier space, four steps a frame."""
+    rng, size = np.random.default_rng(seed), 64
+    lap = spectral(size)[2]
+    growth = 0.1 + 0.2 * waves(rng, num, size, 4)
+
+    def rate(u: np.ndarray) -> np.ndarray:
+        return np.fft.irfft2(0.5 * lap * np.fft.rfft2(u)) + growth * u * (1 - u)
+
+    u = runge_kutta(0.3 + 0.25 * waves(rng, num, size, 6), num_frames, 4, 0.25, rate)
+    return {"u": u.swapaxes(0, 1)}
+
+
+def ginzburg_landau(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve by splitting into two exact parts, five steps a frame; 20 units of time pass before the data."""
+    rng, size, dt = np.random.default_rng(seed), 64, 0.1
+    k = 2 * np.pi * np.fft.fftfreq(size)
+    linear = np.exp(dt * (1 - (1 + 2j) * (k[:, None] ** 2 + k**2)))
+    u = waves(rng, num, size, 6) + 1j * waves(rng, num, size, 6)
+    out = []
+    for step in range(200 + 5 * num_frames):
+        if step >= 200 and step % 5 == 0:
+            out.append(u)
+        u = u * (1 + dt * abs(u) ** 2) ** (-(1 - 1.2j) / 2)
+        u = np.fft.ifft2(linear * np.fft.fft2(u))
+        u = u * (1 + dt * abs(u) ** 2) ** (-(1 - 1.2j) / 2)
+    return {"u": np.stack(out, 1).real, "v": np.stack(out, 1).imag}
+
+
+def island(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve by finite volumes with a fifth of Rusanov's dissipation, two steps a frame."""
+    rng, size = np.random.default_rng(seed), 48
+    land = np.hypot(np.arange(size)[:, None] - 20, np.arange(size) - 28) < 7
+
+    def flux(q: np.ndarray, axis: int) -> np.ndarray:
+        out = q * q[1 + axis] / q[0]
+        out[1 + axis] += q[0] ** 2 / 2
+        return out
+
+    def rate(q: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(q)
+        for axis in (0, 1):
+            turned = np.where(np.arange(3) == 1 + axis, -1, 1).reshape(3, 1, 1, 1)
+            ahead, after = np.roll(land, -1, axis), np.roll(q, -1, 2 + axis)
+            near, far = np.where(land, turned * after, q), np.where(ahead, turned * q, after)
+            across = (flux(near, axis) + flux(far, axis)) / 2 - 0.1 * (far - near)
+            out = out - across + np.roll(across, 1, 2 + axis)
+        return np.where(land, 0, out)
+
+    h = 1 + 0.2 * waves(rng, num, size, 4)
+    q = runge_kutta(np.stack([h, 0 * h, 0 * h]), num_frames, 2, 0.5, rate)
+    q = np.where(land, np.nan, q).swapaxes(0, 2)
+    return {"h": q[:, 0] - 1, "u": q[:, 1] / q[:, 0], "v": q[:, 2] / q[:, 0]}
+
+
+def conductivity(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve by finite volumes, 16 steps a frame; conductivities between 0.2 and 5."""
+    rng, size = np.random.default_rng(seed), 48
+    c = 5 ** waves(rng, num, size, 4)
+    u = runge_kutta(waves(rng, num, size, 4), num_frames, 16, 2.5e-5, lambda u: conducted(c, u, 0 * u))
+    return {"u": u.swapaxes(0, 1), "c": c}
+
+
+def hasegawa_wakatani(num: int, num_frames: int, seed: int) -> dict[str, np.ndarray]:
+    """Solve in Fourier space, four steps a frame; 40 frames pass before the data."""
+    rng, size, cell = np.random.default_rng(seed), 48, 0.6
+    x, y, lap, kept = spectral(size)
+    x, y, lap = x / cell, y / cell, lap / cell**2
+    inverse = np.divide(1, lap, where=lap < 0, out=np.zeros_like(lap))
+
+    def rate(u: np.ndarray) -> np.ndarray:
+        u_hat = np.fft.rfft2(u)
+        potential = inverse * u_hat[0]
+        along_x, along_y, *slopes = np.fft.irfft2([x * potential, y * potential, *(x * u_hat), *(y * u_hat)])
+        bracket = along_x * np.stack(slopes[2:]) - along_y * np.stack(slopes[:2])
+        coupling = potential - u_hat[1] - np.stack([0 * potential, y * potential])
+        return np.fft.irfft2(coupling - 0.005 * lap**2 * u_hat - kept * np.fft.rfft2(bracket))
+
+    u = 3 * np.stack([waves(rng, num, size, 6), waves(rng, num, size, 6)])
+    u = runge_kutta(u, 40 + num_frames, 4, 0.1, rate)[40:]
+    return {"u": u[:, 0].swapaxes(0, 1), "v": u[:, 1].swapaxes(0, 1)}
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """solve(trajectories, frames, seed): name -> field (trajectory, time, *space), `c` without a time; dt:
+    between frames; history: frames that models get, where one does not tell the state."""
+
+    solve: Callable[[int, int, int], dict[str, np.ndarray]]
+    dt: float
+    boundary: str = PERIODIC
+    domain: tuple[float, float] = (0, 1)
+    history: int = 1
+
+
+PROBLEMS = {
+    "cahn_hilliard": Stranger(cahn_hilliard, 2.0, domain=(0, 64)),
+    "wave": Stranger(wave, 0.04, NO_FLUX),
+    "fronts": Stranger(fronts, 0.0012),
+    "delay": Stranger(delay, 1.0, domain=(0, 128), history=4),
+    "tracer": Stranger(tracer, 1.0, domain=(0, 64), history=4),
+    "hidden_rate": Stranger(hidden_rate, 1.0, domain=(0, 64), history=4),
+    "ginzburg_landau": Stranger(ginzburg_landau, 0.5, domain=(0, 64)),
+    "island": Stranger(island, 1.0, domain=(0, 48)),
+    "conductivity": Stranger(conductivity, 4e-4, NO_FLUX),
+    "hasegawa_wakatani": Stranger(hasegawa_wakatani, 0.4, domain=(0, 28.8)),
 }
 
 
 def made(problem: str) -> tuple[Path, Split]:
     """Return the configuration of a problem as user data, and its test trajectories; solve unless there."""
-    solve, dt, boundary, domain = PROBLEMS[problem]
+    own = PROBLEMS[problem]
     files = {name: OUT / "strangers" / f"{problem}{name}.npz" for name in ("", "_test")}
     for path, given in zip(files.values(), ((NUM_FILE, NUM_FRAMES, 1), (NUM_TEST, NUM_LONG, 2)), strict=True):
         if not path.is_file():
-            write(path, solve(*given))
+            write(path, own.solve(*given))
     with np.load(files["_test"]) as file:
-        found = [torch.from_numpy(file[name]) for name in file.files]
+        fields = {name: torch.from_numpy(file[name]) for name in file.files}
+    found, space = [*fields.values()], "xy"[: next(iter(fields.values())).ndim - 2]
     moving = sum(u.ndim == found[0].ndim for u in found)
-    layout = {name: ["trajectory", *["time"] * (name != "c"), "x", "y"] for name in ("u", "v", "c")}
-    settings = {"layout": {name: layout[name] for name in file.files}}
-    config = write_config(files[""], CONFIG, problem, dt, boundary, domain, settings=settings)
+    layout = {name: ["trajectory", *["time"] * (name != "c"), *space] for name in fields}
+    settings = {"layout": layout, "history": own.history}
+    settings |= {"symmetries": []} if found[0].isnan().any() else {}  # none keeps a mask in its place
+    config = write_config(files[""], CONFIG, problem, own.dt, own.boundary, own.domain, settings=settings)
     whole = torch.stack([u if u.ndim == found[0].ndim else u[:, None].expand_as(found[0]) for u in found], 2)
     none = torch.zeros(NUM_TEST, 0, dtype=torch.float64)
     truth = whole[:, CONTEXT:, :moving]
@@ -218,7 +387,7 @@ def evaluate(problem: str, column: str, seed: int, args: argparse.Namespace) -> 
     more = {"network": partial(Authors, column)} if column in AUTHORS else {}
 
     def trained(changes: Changes, seconds: float) -> Trained:
-        own = Settings(**USUAL | changes)
+        own = Settings(**USUAL | {"history": PROBLEMS[problem].history} | changes)
         return train_rival(args, config, given, splits["val"], own, seed, seconds, **more)
 
     def trial(changes: Changes, seconds: float, is_whole: bool) -> Trial:

@@ -392,8 +392,9 @@ def strangers(record: Record) -> Rows:
 
     own = {one["key"]["column"]: one for one in record["entries"]}
     cells = (f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else "-" for name in STRANGERS)
-    best = min(one["row"]["error"] for name, one in own.items() if name != "ours")
-    yield record["task"], cell(record["persistence"]), *cells, over(own["ours"]["row"]["error"], best)
+    rivals = [one["row"]["error"] for name, one in own.items() if name != "ours"]
+    ratio = over(own["ours"]["row"]["error"], min(rivals)) if rivals and "ours" in own else "-"
+    yield record["task"], cell(record["persistence"]), *cells, ratio
 
 
 # ---- films and their equations -----------------------------------------------------------------------------

@@ -498,6 +498,7 @@ def test_a_propagator_with_the_values_at_the_walls_solves_diffusion_between_them
             "task.diff_sorp1d.resolution=32",
             "task.diff_sorp1d.num_frames=21",
             "task.diff_sorp1d.patch=4",
+            "task.diff_sorp1d.history=1",
         )
         head, decisions = select_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
         scores = decisions[0].scores

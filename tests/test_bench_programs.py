@@ -2,6 +2,7 @@
 ends with the entries of its table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,16 +53,16 @@ def test_transfer_trains_with_and_without_a_trunk(small, tmp_path):
 
 
 def test_strangers_compare_ours_with_an_fno(small, tmp_path):
-    solve, *facts = strangers.PROBLEMS["wave"]
+    wave = strangers.PROBLEMS["wave"]
 
     def coarse(*given: int) -> dict[str, np.ndarray]:
-        return {name: u[..., ::4, ::4] for name, u in solve(*given).items()}
+        return {name: u[..., ::4, ::4] for name, u in wave.solve(*given).items()}
 
     small(
         strangers,
         FOLDER=tmp_path / "kept",
         OUT=tmp_path,
-        PROBLEMS={"wave": (coarse, *facts)},
+        PROBLEMS={"wave": replace(wave, solve=coarse)},
         NUM_FILE=12,
         NUM_TEST=2,
     )

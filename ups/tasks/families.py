@@ -99,6 +99,7 @@ DIFFUSION_SORPTION = Task(
     walls=((1.0, 0.0),),  # on the right u = -D u_x, which is below 0.01 (D = 5e-4)
     t_end=500.0,
     resolution=1024,
+    defaults={"history": 4},  # earlier frames tell what R(u), no polynomial, leaves of u_xx
 )
 
 INCOMPRESSIBLE = Task(
