@@ -9,7 +9,6 @@ are normalised and channels-last, (batch, *space, channel), unless stated otherw
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -385,12 +384,13 @@ def train(
         net.train()
         return {"val": error}
 
-    training = Training(
-        budget_seconds, Stopwatch(clock), validate, lambda: copy.deepcopy(net.state_dict()), enough
-    )
+    def weights() -> dict[str, Tensor]:  # not `state_dict`, to which networks of neuraloperator add settings
+        return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+
+    training = Training(budget_seconds, Stopwatch(clock), validate, weights, enough)
     for share in training.shares():
         trainer.step(share)
-    net.load_state_dict(training.weights)
+    net.load_state_dict(training.weights, strict=False)
     net.eval()
     num_parameters = sum(x.numel() for x in net.parameters())
     return training.trained(trainer.predict, num_parameters, skipped=trainer.skipped)

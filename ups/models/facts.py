@@ -91,7 +91,8 @@ def require_kinds(description: Mapping[str, Any], kinds: Kinds, what: str) -> No
     """Raise ValueError if a value is not of the type of its key."""
     for key, kind in kinds.items():
         if key in description and not matches(description[key], kind):
-            bounds = [bound.expected for bound in getattr(kind, "__metadata__", ())]
+            parts = (kind, *get_args(kind))
+            bounds = [bound.expected for one in parts for bound in getattr(one, "__metadata__", ())]
             expected = ", ".join(bounds) or WORDS.get(kind, "what this version writes")
             raise ValueError(
                 f"the weights of {what} have {key} {description[key]!r:.80}; expected {expected}. Take "
