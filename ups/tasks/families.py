@@ -145,10 +145,12 @@ SHALLOW_WATER = Task(
 
 # ---------------------------------------------------------------------------------------- reaction-diffusion
 
+FOUND = {"base": ["persistence", "propagator", "equation"]}  # where that was measured (docs/results.md)
+
 
 def reaction_diffusion(name: str, rho: float, **facts: Any) -> Task:
     """The task of one rho, a constant of its files."""
-    usual = {"equation": "∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)", "defaults": {"space_stride": 4}}
+    usual = {"equation": "∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)", "defaults": FOUND | {"space_stride": 4}}
     return Task(
         name=name,
         **LINE,
@@ -224,7 +226,6 @@ def gas_in_a_box(name: str, ndim: int, filename: str, mach: float, **facts: Any)
     )
 
 
-FOUND = {"base": ["persistence", "propagator", "equation"]}  # where that was measured (docs/results.md)
 FINER = ("1e-08_periodic_128", "1e-08_periodic_512")  # this viscosity is published on a finer grid
 COMPRESSIBLE = (
     gas_in_a_line("cfd1d", "1D_CFD_Rand_Eta{0}_Zeta{0}_periodic_Train.hdf5", defaults=FOUND),
