@@ -69,7 +69,7 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
     small(strangers, NUM_FRAMES=6, NUM_LONG=10, HORIZON=3, LATE=5, SETTINGS=({}, {"lr": 1e-3}))
     small(strangers, USUAL={"width": 4, "depth": 1, "modes": 2, "batch_size": 2})
     small(strangers, OVERRIDES=[*strangers.OVERRIDES, *SMALL, "task.wave.base=[persistence]"])
-    words = "--problem wave --column ours fno --budget 0.1 --search 0.3 --seeds 0"
+    words = "--problem wave --column ours fno --budget 1.5 --search 0.3 --seeds 0"
     strangers.main(words.split())
     found = entries(tmp_path / "kept", "wave")
     assert [one["key"]["column"] for one in found] == ["ours", "fno"]
