@@ -160,7 +160,15 @@ def test_the_budget_is_kept_and_validation_is_not_charged():
     ] and trained.steps > 5
 
 
-def test_weights_are_the_best_on_validation():
+class Described(Rival):
+    """Its state_dict holds settings, as that of networks of neuraloperator."""
+
+    def state_dict(self, *args, **kwargs):
+        return super().state_dict(*args, **kwargs) | {"_metadata": {}}
+
+
+@pytest.mark.parametrize("network", [Rival, Described])
+def test_weights_are_the_best_on_validation(network):
     values, kept = iter([2.0, 1.0, 3.0]), []
 
     def score(trained):
@@ -169,7 +177,8 @@ def test_weights_are_the_best_on_validation():
         return next(values)
 
     ticks = iter(range(10**6))  # a clock that ticks once a reading makes this exact
-    trained = baselines.train(problem(), Settings(**TINY), 100.0, 0, score, clock=lambda: next(ticks))
+    clock = lambda: next(ticks)  # noqa: E731
+    trained = baselines.train(problem(), Settings(**TINY), 100.0, 0, score, clock, network=network)
     u, c = heat()
     assert torch.equal(trained.predict(u[:, :10], c, 1), kept[1]) and not torch.equal(kept[1], kept[2])
 
