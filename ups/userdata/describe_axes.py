@@ -318,24 +318,26 @@ def _words_by_length(
         letter = next((name for name in SPACE if name not in taken), "component")
         before_time = next((axis < n for n, word in words.items() if word == "time"), True)
         is_square = not before_time and any(shape[n] == size for n, word in known.items() if word != "time")
-        if known or not number:
-            is_film = _is_alike(store, array, axis) or (is_alone and not known and len(rest) == 2)
-        else:  # maps of as many cells along each axis, of several fields, are pairs
-            are_pairs = not is_alone and len({shape[n] for n in rest[1:]}) == 1
-            is_film = axis == 1 and len(rest) > 2 + are_pairs
         is_counted = size in counts and (space or len(rest) > 1 + is_alone or (known and others))
         if is_counted and "trajectory" not in taken and not is_square and (known or not number):
             words[axis] = "trajectory"  # there are lists with one number for each
             continue
+        if "time" in taken:
+            is_film = False
+        elif known or not number:
+            is_film = _is_alike(store, array, axis) or (is_alone and not known and len(rest) == 2)
+        else:  # maps of as many cells along each axis, of several fields, are pairs
+            are_pairs = not is_alone and len({shape[n] for n in rest[1:]}) == 1
+            is_film = axis == 1 and len(rest) > 2 + are_pairs
         if is_square or (not space and axis == rest[-1]):
             words[axis] = letter
-        elif "time" not in taken and is_film:
+        elif is_film:
             words[axis] = "time"
         elif "trajectory" not in taken and (before_time or (space and known)):
             words[axis] = "trajectory"
             is_sure &= not others and "time" in taken
             continue
-        elif "channel" not in taken and size <= min(MOST_CHANNELS, *(n / 2 for n in inner), MOST_CHANNELS):
+        elif "channel" not in taken and size <= min([MOST_CHANNELS, *(n / 2 for n in inner)]):
             words[axis] = "component" if axis == rest[-1] and size == len(space) else "channel"
         else:
             words[axis] = letter
