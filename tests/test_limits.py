@@ -11,7 +11,13 @@ from torch import Tensor
 
 from ups.generative.conditions import encode_error
 from ups.generative.corrector import ResidualBatch
-from ups.generative.fit_limits import RESIDUAL_BATCHES, SAMPLE_BATCHES, fit_gains, measure_residuals
+from ups.generative.fit_limits import (
+    RESIDUAL_BATCHES,
+    SAMPLE_BATCHES,
+    fit_gains,
+    fit_gains_of_sampled_states,
+    measure_residuals,
+)
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
 from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
@@ -115,7 +121,7 @@ def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_sampled: bo
     residuals = measure_residuals(limits, source, 0, ranks)
     fit_gains({"way": way}, source, residuals, 0, ranks)
     if is_sampled:
-        fit_gains({"way": way}, source, None, 0, ranks)
+        fit_gains_of_sampled_states({"way": way}, source, 0, ranks)
 
 
 def powers(limits: WaveLimits, w: Tensor) -> Tensor:

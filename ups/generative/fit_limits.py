@@ -39,42 +39,60 @@ def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int,
 def fit_gains(
     samplers: Mapping[str, Sampler],
     source: TransientResiduals,
-    residual_moments: Tensor | None,
+    residual_moments: Tensor,
     seed: int,
     ranks: RanksOfRun,
 ) -> None:
-    """Set the gains of a task's head for observed states, from residual_moments of `measure_residuals`; then,
-    with None, for states with the head's `sample_error`: samples get the moments that those of the same
-    states without an error have. A network damps the longest waves of states with an error by half a percent
-    a frame, too little to be seen beside a residual; but in long rollouts of forced Burgers sharp states
-    become rare (docs/lab/log.md). A collective."""
+    """Set the gains of a task's head for observed states, by residual_moments of `measure_residuals`. They
+    also apply to sampled states, until those have their own. A collective."""
+    moments = _sample_moments(samplers, source, 0.0, seed, ranks)
+    for sampler, sampled in zip(samplers.values(), moments, strict=True):
+        limits = sampler.network.heads[source.name].limits
+        limits.set_gains(residual_moments, sampled, sampler.evaluations, is_sampled=False)
+
+
+def fit_gains_of_sampled_states(
+    samplers: Mapping[str, Sampler], source: TransientResiduals, seed: int, ranks: RanksOfRun
+) -> None:
+    """Set the gains of a task's head for states with its `sample_error`: samples get the moments that those
+    of the same states without an error have. A network damps the longest waves of states with an error by
+    half a percent a frame, too little to be seen beside a residual; but in long rollouts of forced Burgers
+    sharp states become rare (docs/lab/log.md). A collective."""
     head = next(iter(samplers.values())).network.heads[source.name]
-    limits, is_sampled = head.limits, residual_moments is None
+    if head.sample_error == 0:
+        return  # the gains for observed states apply
+    wanted = _sample_moments(samplers, source, 0.0, seed, ranks, is_limited=True)
+    found = _sample_moments(samplers, source, head.sample_error, seed, ranks)
+    for sampler, *pair in zip(samplers.values(), wanted, found, strict=True):
+        for _, error in pair:
+            error.zero_()  # the states and the noise are the same: no difference is chance
+        head.limits.set_gains(*pair, sampler.evaluations, is_sampled=True)
+
+
+def _sample_moments(
+    samplers: Mapping[str, Sampler],
+    source: TransientResiduals,
+    size: float,
+    seed: int,
+    ranks: RanksOfRun,
+    is_limited: bool = False,
+) -> list[Tensor]:
+    """For every sampler the `WaveLimits.moments` of its samples at reserved states, which it is told to have
+    an error of this size, as those of `measure_residuals`."""
+    limits = next(iter(samplers.values())).network.heads[source.name].limits
     shape = (len(samplers), 2, 3, limits.gains.shape[3], limits.num_shells)
 
-    def moments_with(size: float, is_limited: bool = False) -> list[Tensor]:
-        def moments(number: int) -> Tensor:
-            r, tokens, facts = _batch(source, seed, number)
-            facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
-            rngs = [generator(seed, "limits", key, number) for key in KEYS]
-            noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
-            given, w_pred = (source, tokens, facts, *noises), _field(source, source.prediction(tokens))
-            samples = [one.residual(*given, is_limited=is_limited) for one in samplers.values()]
-            return torch.stack([_moments(limits.moments(w_pred, _field(source, r))) for r in samples])
+    def moments(number: int) -> Tensor:
+        r, tokens, facts = _batch(source, seed, number)
+        facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
+        rngs = [generator(seed, "limits", key, number) for key in KEYS]
+        noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
+        given, w_pred = (source, tokens, facts, *noises), _field(source, source.prediction(tokens))
+        samples = [one.residual(*given, is_limited=is_limited) for one in samplers.values()]
+        return torch.stack([_moments(limits.moments(w_pred, _field(source, r))) for r in samples])
 
-        return [
-            _mean_and_error(sums, SAMPLE_BATCHES)
-            for sums in _total(source, shape, moments, SAMPLE_BATCHES, ranks)
-        ]
-
-    if is_sampled and head.sample_error == 0:
-        return  # the gains for observed states apply
-    exact = moments_with(0.0, is_limited=True) if is_sampled else [residual_moments] * len(samplers)
-    found = moments_with(head.sample_error if is_sampled else 0.0)
-    for sampler, *pair in zip(samplers.values(), exact, found, strict=True):
-        for _, error in pair if is_sampled else ():
-            error.zero_()  # the states and the noise are the same: no difference is chance
-        limits.set_gains(*pair, sampler.evaluations, is_sampled)
+    total = _total(source, shape, moments, SAMPLE_BATCHES, ranks)
+    return [_mean_and_error(sums, SAMPLE_BATCHES) for sums in total]
 
 
 def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor]:

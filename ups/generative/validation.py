@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.common.files import DamagedError
 from ups.common.place import make_target
-from ups.generative.fit_limits import fit_gains, measure_residuals
+from ups.generative.fit_limits import fit_gains, fit_gains_of_sampled_states, measure_residuals
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
@@ -48,10 +48,9 @@ def validate_samplers(
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
-    moments = {}
     for name, source in residuals.items():
-        moments[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, moments[name], seed, ranks)
+        moments = measure_residuals(network.heads[name].limits, source, seed, ranks)
+        fit_gains(samplers, source, moments, seed, ranks)
     is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
     crps_by_error = {}
     for error in ERRORS if is_trained else ERRORS[:1]:
@@ -71,7 +70,7 @@ def validate_samplers(
         head = network.heads[name]
         head.sample_error = float(decisions[-1].chosen)
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains(samplers, source, None, seed, ranks)
+        fit_gains_of_sampled_states(samplers, source, seed, ranks)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
