@@ -238,8 +238,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
         # limits are of its draws alone
-        scores, [decision] = validation.validate_samplers({"corrector": corrector}, *shared)
-        sizes.append(len(decision.candidates))
+        scores, decisions = validation.validate_samplers({"corrector": corrector}, *shared)
+        sizes.append([len(decision.candidates) for decision in decisions])
         return (
             scores[validation.CRPS_KEY][NOISY]
             | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
@@ -255,7 +255,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].sample_error == told
     )
     found(0, 1, source=TransientResiduals(operator, cache))  # a network that saw no errors is told of none
-    assert sizes == [len(validation.ERRORS)] * 3 + [1]
+    assert sizes == [[len(validation.ERRORS)]] * 3 + [[]]
+    assert corrector.network.heads[NOISY].sample_error == 0
 
 
 @torch.no_grad()

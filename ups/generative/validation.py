@@ -41,7 +41,7 @@ def validate_samplers(
 ) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
-    on the error of sampled states.
+    on the error of sampled states, which is 0 and none if no network saw states with errors in training.
 
     Sets the limits of the heads, their horizon, and their `sample_error` by the best sampler with a network.
     contexts: task -> number of context frames. A collective.
@@ -51,14 +51,14 @@ def validate_samplers(
     for name, source in residuals.items():
         moments = measure_residuals(network.heads[name].limits, source, seed, ranks)
         fit_gains(samplers, source, moments, seed, ranks)
-    is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
+    candidates = ERRORS if any(source.perturbed for source in residuals.values()) else ()
     crps_by_error = {}
-    for error in ERRORS if is_trained else ERRORS[:1]:
+    for error in candidates:
         for name in residuals:
             network.heads[name].sample_error = error
         crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
-    decisions = []
-    for name, source in residuals.items():
+    decisions = {}
+    for name, source in residuals.items() if candidates else ():
         best = {
             f"{error:g}": min(math.inf if value is None else value for value in crps[name].values())
             for error, crps in crps_by_error.items()
@@ -66,12 +66,14 @@ def validate_samplers(
         question = f"error of states of {name} sampled by {', '.join(trained)}"
         what = "CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
-        decisions.append(select_lowest(question, best, what, rows, seed))
+        decisions[name] = select_lowest(question, best, what, rows, seed)
+    for name, source in residuals.items():
         head = network.heads[name]
-        head.sample_error = float(decisions[-1].chosen)
+        head.sample_error = float(decisions[name].chosen) if decisions else 0.0
         head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
         fit_gains_of_sampled_states(samplers, source, seed, ranks)
-    return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
+    crps = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)
+    return {CRPS_KEY: crps}, [*decisions.values()]
 
 
 def horizons_of(residuals: Mapping[str, TransientResiduals], contexts: Mapping[str, int]) -> dict[str, int]:
