@@ -319,29 +319,25 @@ def _words_by_length(
         before_time = next((axis < n for n, word in words.items() if word == "time"), True)
         is_square = not before_time and any(shape[n] == size for n, word in known.items() if word != "time")
         is_counted = size in counts and (space or len(rest) > 1 + is_alone or (known and others))
-        if is_counted and "trajectory" not in taken and not is_square and (known or not number):
-            words[axis] = "trajectory"  # there are lists with one number for each
-            continue
-        if "time" in taken:
-            is_film = False
-        elif known or not number:
+        is_counted = is_counted and not is_square and (known or not number)
+        if known or not number:
             is_film = _is_alike(store, array, axis) or (is_alone and not known and len(rest) == 2)
         else:  # maps of as many cells along each axis, of several fields, are pairs
             are_pairs = not is_alone and len({shape[n] for n in rest[1:]}) == 1
             is_film = axis == 1 and len(rest) > 2 + are_pairs
-        if is_square or (not space and axis == rest[-1]):
-            words[axis] = letter
-        elif is_film:
-            words[axis] = "time"
-        elif "trajectory" not in taken and (before_time or (space and known)):
-            words[axis] = "trajectory"
-            is_sure &= not others and "time" in taken
-            continue
-        elif "channel" not in taken and size <= min([MOST_CHANNELS, *(n / 2 for n in inner)]):
-            words[axis] = "component" if axis == rest[-1] and size == len(space) else "channel"
-        else:
-            words[axis] = letter
-        is_sure = False
+        is_few = size <= min([MOST_CHANNELS, *(n / 2 for n in inner)])
+        is_vector = is_few and axis == rest[-1] and size == len(space)
+        rules = (  # word, whether it fits, whether it is no guess; the first that fits counts
+            ("trajectory", is_counted, is_sure),  # there are lists with one number for each
+            (letter, is_square or (not space and axis == rest[-1]), False),
+            ("time", is_film, False),
+            ("trajectory", before_time or (space and known), is_sure and not others and "time" in taken),
+            ("component" if is_vector else "channel", is_few and "channel" not in taken, False),
+            (letter, True, False),
+        )
+        words[axis], is_sure = next(
+            (word, tells) for word, fits, tells in rules if fits and (word == letter or word not in taken)
+        )
     for axis, word in words.items():
         fitting = [one.name for one in found if not one.kind and one.size == shape[axis]]
         if word not in names and word in ("time", *SPACE) and fitting and shape.count(shape[axis]) == 1:
