@@ -32,7 +32,6 @@ LAYERS = [
     }
     | {
         "forecast_measured",
-        "forecast_start",
         "forecast_xarray",
         "analysis",
         "inversion",
