@@ -54,11 +54,6 @@ def read_report(folder: Path) -> tuple[Results, bool]:
     return results, True
 
 
-def _reports(runs: str | Path, split: str) -> list[Path]:
-    name = "report" if split == "test" else "report-val"
-    return sorted(path.parent for path in Path(runs).glob(f"*/{name}/results.json"))
-
-
 def figure(task: Entry) -> float | None:
     """The error by which the task is judged."""
     return task.number("operator", error_of(task))

@@ -3,7 +3,7 @@ anyone can run it.
 
     python tests/faults/inject.py                                   all of it (some 50 minutes on one core)
     python tests/faults/inject.py --quick   a representative part of every stage (a few minutes)
-    python tests/faults/inject.py --stages operator --ranks 1 --faults kill,hang_c
+    python tests/faults/inject.py --match "operator/(kill|hang_c)/1"
     python tests/faults/inject.py --list
 
 Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py,
@@ -47,48 +47,34 @@ from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
 from ups_launch.processes import adopt_orphans
 
-OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")  # beside faults of a rank
+MOMENTS = 50  # random ones of saving, ending, building a cache
 
 
-def cases(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
-    """(name, case) of everything that was asked for."""
-    faults = options.faults or [*KINDS, *OTHERS]
-    moments = 3 if options.quick else options.moments
-    for stage in options.stages:
-        for name in (fault for fault in faults if fault in KINDS and stage in KINDS[fault].stages):
-            wanted = QUICK[stage].get(name, ()) if options.quick else KINDS[name].ranks
-            for ranks in (ranks for ranks in options.ranks if ranks in wanted):
-                yield (
-                    f"{stage}/{name}/{ranks}",
-                    lambda s=stage, r=ranks, n=name: rank_case(references, s, r, n),
-                )
-        if "moments" in faults and (stage == "operator" or not options.quick):
-            for where in ("saving", "the end"):
-                yield (
-                    f"{stage}/moments/{where}",
-                    lambda s=stage, w=where: moments_case(references, s, w, moments),
-                )
-        if stage == "operator":
-            if "sharded" in faults and not options.quick:
-                for name in SHARDED:
-                    case = partial(rank_case, references, "operator", "1", name, is_sharded=True)
-                    yield f"operator/sharded {name}/1", case
-            if "differ" in faults:
-                for name in QUICK_DIFFERENCES if options.quick else DIFFERENCES:
-                    yield f"operator/ranks differ in {name}", partial(difference_case, references, name)
-            if "storage" in faults:
-                for name in QUICK_STORAGE if options.quick else STORAGE:
-                    yield f"storage/{name}", partial(storage_case, references, name)
-    if "cache" in faults:
-        yield "cache", lambda: cache_case(references, moments)
-    if "launcher" in faults:
-        for name in options.launches or (QUICK_LAUNCHES if options.quick else [*LAUNCHES, *MACHINES]):
-            run = MACHINES.get(name) or partial(launcher_case, name=name)
-            yield f"launcher/{name}", partial(run, references)
+def cases(is_quick: bool, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
+    """(name, case) of everything, or of a representative part."""
+    moments = 3 if is_quick else MOMENTS
+    for stage in SCRIPTS:
+        for name in (name for name, kind in KINDS.items() if stage in kind.stages):
+            wanted = QUICK[stage].get(name, ()) if is_quick else KINDS[name].ranks
+            for ranks in (ranks for ranks in RANKS if ranks in wanted):
+                yield f"{stage}/{name}/{ranks}", partial(rank_case, references, stage, ranks, name)
+        for where in ("saving", "the end") if stage == "operator" or not is_quick else ():
+            yield f"{stage}/moments/{where}", partial(moments_case, references, stage, where, moments)
+    for name in () if is_quick else SHARDED:
+        case = partial(rank_case, references, "operator", "1", name, is_sharded=True)
+        yield f"operator/sharded {name}/1", case
+    for name in QUICK_DIFFERENCES if is_quick else DIFFERENCES:
+        yield f"operator/ranks differ in {name}", partial(difference_case, references, name)
+    for name in QUICK_STORAGE if is_quick else STORAGE:
+        yield f"storage/{name}", partial(storage_case, references, name)
+    yield "cache", partial(cache_case, references, moments)
+    for name in QUICK_LAUNCHES if is_quick else [*LAUNCHES, *MACHINES]:
+        run = MACHINES.get(name) or partial(launcher_case, name=name)
+        yield f"launcher/{name}", partial(run, references)
 
 
 def chosen(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
-    return ((name, case) for name, case in cases(options, references) if re.search(options.match, name))
+    return ((name, case) for name, case in cases(options.quick, references) if re.search(options.match, name))
 
 
 def summary(results: list[dict[str, Any]]) -> str:
@@ -114,27 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-    def some(allowed: Any) -> Callable[[str], list[str]]:
-        def read(text: str) -> list[str]:
-            if unknown := [word for word in text.split(",") if word not in allowed]:
-                raise argparse.ArgumentTypeError(
-                    f"{unknown[0]!r} is unknown; expected some of {', '.join(allowed)}"
-                )
-            return text.split(",")
-
-        return read
-
-    parser.add_argument("--stages", type=some(SCRIPTS), default=list(SCRIPTS), help=",".join(SCRIPTS))
-    parser.add_argument("--ranks", type=some(RANKS), default=list(RANKS), help=",".join(RANKS))
-    parser.add_argument("--faults", type=some([*KINDS, *OTHERS]), default=[], help="see --list")
-    parser.add_argument(
-        "--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of the group launcher"
-    )
-    parser.add_argument("--match", default="", help="of all these, the cases whose name matches this pattern")
-    parser.add_argument(
-        "--moments", type=int, default=50, help="random moments of saving, ending, building a cache"
-    )
+    parser.add_argument("--match", default="", help="the cases whose name matches this pattern")
     parser.add_argument("--quick", action="store_true", help="a representative part")
     parser.add_argument("--json", type=Path, default=Path("injection.json"), help="where the results go")
     parser.add_argument(

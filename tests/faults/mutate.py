@@ -17,9 +17,11 @@ bad file may kill. Prints a table, exits 1 if a case failed."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -27,14 +29,13 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ import torch
 import yaml
 
 from ups.common.files import file_hash, write_sealed
-from ups.common.place import ROOT
 from ups.config.load import DEFAULT, load_config, to_dict
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, data_files
@@ -63,7 +63,7 @@ from ups.training.strategies import Agreed
 from ups.training.update import Updates
 
 CASE_S = 20  # for one case
-START_S = 120  # for a worker to import torch and read the sound files
+START_S = 60  # for a worker that no alarm can end; the first case reads the sound files, too
 LIMIT_GIB = 6  # of address space above what a worker has at its start
 TASKS = ("burgers1d", "darcy2d", "diff_react2d")
 CANARY = "mutate-canary"  # a payload that runs makes this folder
@@ -290,6 +290,8 @@ def make_run(config: Config) -> Run:
     ]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
+    for head in run.model.heads.values():  # as `select_base` does: weights are finite
+        head.low.fill_(-3.0), head.high.fill_(3.0)
     run.updates = Updates(run.model, Agreed(), run.ranks, run.counters, run.train, run.optim)
     run.saving = Saving(run.ranks, run.updates, run.metrics, run.train)
     return run
@@ -691,13 +693,12 @@ def attempt(target: Target, folder: Path, number: int, name: str) -> tuple[str, 
     return outcome, said
 
 
-def worker(name: str, folder: Path, numbers: range) -> None:
-    """Cases of one target; two lines each on stdout."""
+def worker(name: str, folder: Path, numbers: list[int], out: Connection) -> None:
+    """Send the results of cases of one target."""
 
     def late(*_: Any) -> None:
         raise Finding(f"no end within {CASE_S} s")
 
-    out = os.fdopen(os.dup(1), "w")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     torch.set_num_threads(1)
@@ -706,63 +707,39 @@ def worker(name: str, folder: Path, numbers: range) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_GIB * 2**30,) * 2)
     for number in numbers:
-        print(json.dumps({"begin": number}), file=out, flush=True)
-        outcome, said = attempt(TARGETS[name], folder, number, name)
-        print(json.dumps({"end": number, "outcome": outcome, "said": said}), file=out, flush=True)
+        out.send(attempt(TARGETS[name], folder, number, name))
 
 
-def watch(process: subprocess.Popen, seconds: float) -> threading.Timer:
-    """Kill a process that the alarm inside it cannot end."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    return timer
-
-
-def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
-    """Results of the cases; a worker that dies costs one of them."""
-    results, left = [], numbers
-    while len(left):
-        command = [sys.executable, __file__, name, str(folder), str(left.start), str(left.stop)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-        running, timer = left.start, watch(process, START_S)
-        for line in process.stdout:
-            record = json.loads(line)
-            timer.cancel()
-            timer = watch(process, CASE_S + 10)
-            if "begin" in record:
-                running = record["begin"]
-            else:
-                results.append({"target": name, "number": running, **record})
-                running = record["end"] + 1
-        timer.cancel()
-        code = process.wait()
-        if running < left.stop:
-            results.append(
-                {
-                    "target": name,
-                    "number": running,
-                    "said": "",
-                    "outcome": f"FAILED: the process died ({code})",
-                }
-            )
-        left = range(running + 1, left.stop) if running < left.stop else range(0)
-    return results
+def results_of(name: str, folder: Path, numbers: range) -> dict[int, tuple[str, str]]:
+    """Number -> (outcome, how it was mutated); a worker that dies or that no alarm ends costs one."""
+    found, context = {}, multiprocessing.get_context("fork")
+    while left := [number for number in numbers if number not in found]:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=worker, args=(name, folder, left, there))
+        process.start()
+        there.close()
+        with contextlib.suppress(EOFError):
+            while len(found) < len(numbers) and here.poll(START_S):
+                found[left[0]] = here.recv()
+                del left[0]
+        process.kill()
+        process.join()
+        found |= {number: ("FAILED: the process died or hung", "") for number in left[:1]}
+    return found
 
 
 def main() -> int:
-    name, folder, *numbers = sys.argv[1:]
-    if numbers:
-        worker(name, Path(folder), range(*map(int, numbers)))
-        return 0
-    names, num = (TARGETS if name == "all" else [name]), int(folder)
+    names, num = (TARGETS if sys.argv[1] == "all" else [sys.argv[1]]), int(sys.argv[2])
     with tempfile.TemporaryDirectory(prefix="ups-mutate-") as place:
         prepare(Path(place) / "sound")
-        results = [result for name in names for result in run_target(name, Path(place), range(num))]
-    failed = [result for result in results if result["outcome"].startswith("FAILED")]
-    for result in failed:
-        print(json.dumps(result))
-    print(f"{len(results)} mutated files, {len(failed)} failed")
+        found = {name: results_of(name, Path(place), range(num)) for name in names}
+    failed = [
+        (name, number, *result)
+        for name, of_target in found.items()
+        for number, result in of_target.items()
+        if result[0].startswith("FAILED")
+    ]
+    print(*failed, f"{num * len(found)} mutated files, {len(failed)} failed", sep="\n")
     return int(bool(failed))
 
 

@@ -126,9 +126,3 @@ def test_ranks_whose_weights_differ_are_noticed():
         "the ranks' weights differ after steps [2]"
     ]
     assert check_digests(Ended([0, 0], [], "", [{"1": "a", "2": "b"}, {"1": "a"}])) == []
-
-
-@pytest.mark.parametrize("words", [["--faults", "kil"], ["--stages", "operators"], ["--ranks", "2"]])
-def test_unknown_words_are_refused_with_the_known_ones(words):
-    done = python(str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list")
-    assert done.returncode == 2 and f"{words[1]!r} is unknown; expected some of" in done.stderr
