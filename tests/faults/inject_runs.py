@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from cases import cases  # noqa: E402, F401
 
+from ups.common.place import STAGES  # noqa: E402
 from ups_launch.processes import descendants, die_with_parent, end_processes  # noqa: E402
 
 LIMIT_S = 30.0  # from the fault to the end of the last process
@@ -29,18 +30,7 @@ CASE_S = 150.0  # for a whole run
 HANG_S, LAUNCHED_HANG_S = 8.0, 12.0  # a fresh process imports what a fork has: seconds without progress
 STEP, STEPS, SAVE = 6, 12, 4  # of the fault, of a run, between checkpoints
 TASKS = ("burgers1d_hidden", "darcy2d_grf")
-SCRIPTS = {
-    "operator": "train_operator.py",
-    "diffusion": "train_diffusion.py",
-    "consistency": "train_consistency.py",
-    "steady": "train_steady.py",
-}
-PARENTS = {
-    "operator": [],
-    "diffusion": ["operator"],
-    "consistency": ["operator", "diffusion"],
-    "steady": ["operator"],
-}
+SCRIPTS = {name: f"train_{name}.py" for name in ("operator", "diffusion", "consistency", "steady")}
 
 
 @dataclass
@@ -155,17 +145,9 @@ class Ended:
     digests: list[dict[str, str]]
 
 
-def run_ranks(
-    folder: Path,
-    stage: str,
-    arguments: list[str],
-    fault: dict[str, Any],
-    world: int = 2,
-    by_rank: dict[int, list[str]] | None = None,
-) -> Ended:
-    """A stage on `world` forked ranks. by_rank: more arguments of some."""
-    pids, logs = start_ranks(folder, stage, arguments, fault, world, by_rank)
-    return end_ranks(folder, pids, logs)
+def run_ranks(folder: Path, *arguments: Any, **options: Any) -> Ended:
+    """What became of the processes of start_ranks(...)."""
+    return end_ranks(folder, *start_ranks(folder, *arguments, **options))
 
 
 def start_ranks(
@@ -176,7 +158,7 @@ def start_ranks(
     world: int = 2,
     by_rank: dict[int, list[str]] | None = None,
 ) -> tuple[list[int], list[Path]]:
-    """Processes and log files of `run_ranks`, which now run."""
+    """Processes and log files of a stage on `world` forked ranks. by_rank: more arguments of some."""
     import injected
     import loop_stage
 
@@ -230,7 +212,7 @@ class References:
 
     def parents(self, stage: str, root: Path) -> None:
         """Give `root` what `stage` is made from."""
-        for parent in PARENTS[stage]:
+        for parent in STAGES[stage].parents:
             shutil.copytree(self.get(parent), root / "smoke" / parent)
 
     def get(self, stage: str, more: tuple[str, ...] = (), fault: tuple[tuple[str, Any], ...] = ()) -> Path:
@@ -266,15 +248,10 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     if a.keys() != b.keys():
         return ["the exported weights have other names"]
     for name in a:
-        if is_exact and not torch.equal(a[name], b[name]):
-            problems.append(
-                f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}"
-            )
-            break
-        if not is_exact and not torch.allclose(a[name].double(), b[name].double(), rtol=2e-2, atol=2e-3):
-            problems.append(
-                f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}"
-            )
+        one_of, two_of = a[name].double(), b[name].double()
+        is_same = torch.equal(a[name], b[name]) if is_exact else torch.allclose(one_of, two_of, 2e-2, 2e-3)
+        if not is_same:
+            problems.append(f"weights differ in {name} by {float((one_of - two_of).abs().max()):.1e}")
             break
     lines = [
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -130,17 +130,22 @@ VALUES = [
 ]
 
 
+def places_of(value: Any) -> list[tuple[Any, Any]]:
+    """(mapping or list, key) of everything in a tree."""
+    places, todo = [], [value]
+    while todo:
+        node = todo.pop()
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        places += [(node, key) for key in keys]
+        todo += [node[key] for key in keys if isinstance(node[key], (dict, list))]
+    return places
+
+
 def mutate_tree(value: Any, draw: random.Random) -> Any:
     """One to three changes of a tree of mappings and lists: delete, rename, replace, duplicate, nest."""
     value = copy.deepcopy(value)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        places, todo = [], [value]
-        while todo:
-            node = todo.pop()
-            keys = list(node) if isinstance(node, dict) else range(len(node))
-            places += [(node, key) for key in keys]
-            todo += [node[key] for key in keys if isinstance(node[key], (dict, list))]
-        if not places:
+        if not (places := places_of(value)):
             return draw.choice(VALUES)
         node, key = draw.choice(places)
         kind = draw.randrange(5)
@@ -605,15 +610,8 @@ def mutate_checkpoint(folder: Path, draw: random.Random) -> str:
 
 def damage(value: dict, draw: random.Random) -> None:
     """One tensor of a tree gets a NaN, another shape or type, or is gone."""
-    places, todo = [], [value]
-    while todo:
-        node = todo.pop()
-        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-            if isinstance(inner, (dict, list)):
-                todo.append(inner)
-            elif isinstance(inner, torch.Tensor):
-                places.append((node, key))
-    node, key = draw.choice(places)
+    places = places_of(value)
+    node, key = draw.choice([(node, key) for node, key in places if isinstance(node[key], torch.Tensor)])
     kind, old = draw.randrange(4), node[key]
     if kind == 0 and old.is_floating_point():
         node[key] = old.clone().float()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import yaml
 from cases import cases
-from mutate import VALUES
+from mutate import VALUES, places_of
 
 KINDS = ("h5", "nc", "nc3", "npz", "mat", "pt", "zarr")
 TEXTS = [  # as names, keys, units and other text
@@ -78,13 +78,7 @@ def mutate_texts(value: Any, rng: random.Random) -> Any:
     """One to three texts of a tree replaced: keys, values, entries."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        places, todo = [], [value]
-        while todo:
-            node = todo.pop()
-            keys = list(node) if isinstance(node, dict) else range(len(node))
-            places += [(node, key) for key in keys]
-            todo += [node[key] for key in keys if isinstance(node[key], dict | list)]
-        node, key = rng.choice(places)
+        node, key = rng.choice(places_of(value))
         if isinstance(node, dict) and rng.random() < 0.5:
             node[rng.choice(TEXTS)] = node.pop(key)
         else:
