@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from user_files import overlay, section, write
+from user_files import config_of, write
 
-from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
@@ -94,7 +93,7 @@ def temperatures(days: int = 1500, n: int = 24) -> dict[str, np.ndarray]:
 
 def prepared(folder: Path, said: dict, **arrays: np.ndarray) -> tuple[Config, Cache]:
     write(folder / "a.h5", **arrays)
-    config = load_config(overlay(folder, section(folder, **said)))
+    config = config_of(folder, **said)
     build_cache(config, "ks", progress=False)
     return config, open_cache(config, "ks")
 
@@ -233,10 +232,7 @@ def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, ca
         not any("linear" in name for name in scores)
         and "linear: left out, as ks is shifted" in capsys.readouterr().out
     )
-    assert (
-        "linear"
-        not in load_config(overlay(tmp_path, section(tmp_path, **{**said, "base": None}))).task["ks"].base
-    )
+    assert "linear" not in config_of(tmp_path, **{**said, "base": None}).task["ks"].base
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (7, 40)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_linear import temperatures
-from user_files import overlay, section
+from user_files import config_of
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
@@ -46,9 +46,8 @@ def opened(folder, unit: str | None = "days since 2001-03-01", **said):
         "base": ["persistence"],
         **said,
     }
-    config = load_config(
-        overlay(folder, section(folder, **said)),
-        ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"],
+    config = config_of(
+        folder, ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"], **said
     )
     build_cache(config, "ks", progress=False)
     return config, open_truth(config, "ks"), u

@@ -85,12 +85,10 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     write(tmp_path / "down.h5", u=u[..., ::-1], x=x, y=y, t=t)
     for stride in (2, 1):
         config, source, found = read(
-            tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **settings)
+            tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **settings
         )
         assert np.array_equal(found[:, :, 0], u[..., ::stride, ::stride])
-        both = read(
-            tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **settings)
-        )[2]
+        both = read(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **settings)[2]
         assert np.array_equal(both, np.concatenate([found, found]))
     task = config.spec("ks")
     write_user_file(

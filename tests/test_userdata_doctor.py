@@ -6,10 +6,9 @@ from collections import Counter
 import h5py
 import numpy as np
 import pytest
-from user_files import DT, N, T, X, counted_requests, doctor, overlay, read, section, waves, write
+from user_files import DT, N, T, X, config_of, counted_requests, doctor, overlay, read, section, waves, write
 
 import prepare_data
-from ups.config.load import load_config
 from ups.data.doctor import examine
 
 GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]  # its mean moves, its range widens
@@ -42,7 +41,7 @@ def test_the_doctor_says_what_a_grid_loses(tmp_path, cells, waves_of, message):
     """A spectrum that it cuts off, which is no error."""
     t, x = np.arange(6.0)[:, None], 2 * np.pi * np.arange(cells) / cells
     u = np.stack([np.sin(x + i + t) + 0.1 * np.sin(waves_of // 2 * x + 2 * i - t) for i in range(20)])
-    config, *_ = read(tmp_path, section(tmp_path, files=str(write(tmp_path / "a.h5", u=u))))
+    config, *_ = read(tmp_path, files=str(write(tmp_path / "a.h5", u=u)))
     findings = doctor(config, test_fraction=0.3)
     cautions = [f"{one.what} {one.do}" for one in findings if one.severity == "caution"]
     assert {one.severity for one in findings} <= {"caution", "info"} and bool(cautions) == bool(message)
@@ -93,7 +92,7 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
         for word in ("conserved", "bounded", "positive")
         if f"out of task.ks.{word}" in do or (word == "conserved" and severity == "info")
     }
-    config = load_config(overlay(tmp_path, section(tmp_path, patch=1, **settings)))
+    config = config_of(tmp_path, patch=1, **settings)
     findings = doctor(config)
     assert any(
         finding.severity == severity and re.search(what, finding.what) and do in finding.do
@@ -130,7 +129,7 @@ def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, ve
     """A false symmetry costs most of the accuracy: Kuramoto-Sivashinsky 0.69 with the velocity as a scalar,
     0.09 as a vector."""
     write(tmp_path / "a.h5", u=u)
-    config = load_config(overlay(tmp_path, section(tmp_path, symmetries=["mirror"], vector=vector)))
+    config = config_of(tmp_path, symmetries=["mirror"], vector=vector)
     findings = doctor(config)
     found = [finding for finding in findings if "mirrored along x" in finding.what]
     assert [finding.severity for finding in found] == ["error"] * bool(word)

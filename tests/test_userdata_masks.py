@@ -12,6 +12,7 @@ from user_files import (
     X,
     Y,
     base_error,
+    config_of,
     doctor,
     forecast,
     operator_on,
@@ -155,7 +156,7 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         model.forecast("ks", np.zeros((1, 1, 1, 8, 8), "f4"), resample=True)
     with pytest.raises(ValueError, match="holds ks with the mask None; expected of .* runs"):
         write(folder / "a.h5", u=waves((12, T, X, Y)))
-        config = load_config(overlay(folder, section(folder, layout=AXES)))
+        config = config_of(folder, layout=AXES)
         build_cache(config, "ks", progress=False)
         operator.head_for(open_truth(config, "ks").cache)
 
@@ -168,7 +169,7 @@ def test_bases_see_no_coast(tmp_path, monkeypatch):
     mask = (np.arange(32)[:, None] - 12) ** 2 + (np.arange(32) - 9) ** 2 < 20
     u[:, :, mask] = np.nan
     write(tmp_path / "a.h5", u=u)
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, base=["propagator"], degree=1)))
+    config = config_of(tmp_path, layout=AXES, base=["propagator"], degree=1)
     build_cache(config, "ks", progress=False)
     cache, errors = open_cache(config, "ks"), []
     for _ in range(2):
@@ -196,26 +197,26 @@ def test_what_is_no_mask_is_refused(tmp_path):
     u = sea()
     u[4, 1, LAND] = 1.0
     write(tmp_path / "a.h5", u=u)
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
+    config = config_of(tmp_path, layout=AXES)
     with pytest.raises(
         ValueError, match=r"a.h5 holds 1 in u of trajectory 4, frame 1; expected none, as this cell has no"
     ):
         build_cache(config, "ks", progress=False)
     assert any("trajectory 4, frame 1, u, cell" in finding.what for finding in doctor(config))
     write(tmp_path / "a.h5", u=sea())
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, symmetries=["shift"])))
+    config = config_of(tmp_path, layout=AXES, symmetries=["shift"])
     with pytest.raises(
         ValueError, match=r"task.ks.symmetries: it names shift, and cells of .*a.h5 have no value"
     ):
         build_cache(config, "ks", progress=False)
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing=[1e20, -9999, "nan"])))
+    config = config_of(tmp_path, layout=AXES, missing=[1e20, -9999, "nan"])
     path = tmp_path / "kept.yaml"  # as stages keep it
     path.write_text(yaml.safe_dump(to_dict(config)), encoding="utf-8")
     assert load_config(path) == config
     with pytest.raises(
         ValueError, match="task.ks.missing: it is 'land'; expected a number that means missing"
     ):
-        load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing="land")))
+        config_of(tmp_path, layout=AXES, missing="land")
 
 
 @pytest.mark.parametrize(("cut", "begins"), [(0, [0] * 10), (2, [0, 2] * 10 + [0, 3] + [0])])
@@ -263,15 +264,13 @@ def test_runs_of_other_lengths_in_groups_are_as_those_in_files(tmp_path):
     (tmp_path / "files").mkdir()
     for i, n in enumerate(lengths):
         write(tmp_path / "files" / f"run_{i}.h5", u=u[i, :n])
-    _, source, found = read(tmp_path, section(tmp_path, layout={"*/u": ["time", "x"]}, dt=None))
-    _, other, same = read(
-        tmp_path, section(tmp_path, files=str(tmp_path / "files/*.h5"), layout={"u": ["time", "x"]})
-    )
+    _, source, found = read(tmp_path, layout={"*/u": ["time", "x"]}, dt=None)
+    _, other, same = read(tmp_path, files=str(tmp_path / "files/*.h5"), layout={"u": ["time", "x"]})
     assert np.array_equal(found, same) and source.dt == DT
     assert (
         "the first 5 frames, of up to 10" in source.notes and "the first 5 frames, of up to 10" in other.notes
     )
-    _, source, _ = read(tmp_path, section(tmp_path, layout={"*/u": ["time", "x"]}, dt=None, cut=4))
+    _, source, _ = read(tmp_path, layout={"*/u": ["time", "x"]}, dt=None, cut=4)
     assert source.rows.tolist() == [
         [0, i, begin] for i, n in enumerate(lengths) for begin in range(0, n - 3, 4)
     ]
@@ -280,7 +279,7 @@ def test_runs_of_other_lengths_in_groups_are_as_those_in_files(tmp_path):
         ValueError,
         match=r"task.ks.num_frames: .*a.h5 holds 5 frames in run_2; expected 8 as in .*run_0.*: 5 to",
     ):
-        read(tmp_path, section(tmp_path, layout={"*/u": ["time", "x"]}))
+        read(tmp_path, layout={"*/u": ["time", "x"]})
 
 
 PHASE = np.random.default_rng(0).random((8, 1, 1, 1)) * 6.28
@@ -308,14 +307,14 @@ def at(u, index, value):
 )
 def test_a_value_far_from_all_others_is_refused_with_a_question(tmp_path, u, value):
     write(tmp_path / "a.h5", u=u.astype("f4"))
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
+    config = config_of(tmp_path, layout=AXES)
     found = [finding for finding in doctor(config) if "seems to stand for none" in finding.what]
     assert [finding.do.split(",")[0] for finding in found] == [f"write task.ks.missing: {value:g}"]
     if (u == value).sum() > 1000 and value:  # few cells and frames are looked at
         assert f"    missing: {value:g}   # u is {value:g} in many cells" in describe_file(
             str(tmp_path / "a.h5")
         )
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing="nan")))
+    config = config_of(tmp_path, layout=AXES, missing="nan")
     assert not any("seems to stand for none" in finding.what for finding in doctor(config))
 
 
@@ -334,7 +333,7 @@ def test_a_value_far_from_all_others_is_refused_with_a_question(tmp_path, u, val
 )
 def test_plateaus_and_phases_are_values_of_a_field(tmp_path, u):
     write(tmp_path / "a.h5", u=u.astype("f4"))
-    config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
+    config = config_of(tmp_path, layout=AXES)
     assert not any("seems to stand for none" in finding.what for finding in doctor(config))
     assert "missing:" not in describe_file(str(tmp_path / "a.h5"))
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from golden_table import base_scores
-from user_files import T, X, overlay, read, section, waves, write
+from user_files import T, X, config_of, overlay, read, section, waves, write
 
 import prepare_data
 from ups.commands import predict
-from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
@@ -37,9 +36,10 @@ def assessed(folder, u, **settings):
     """The results of the propagator alone on fields u, its operator and its cache."""
     folder.mkdir(exist_ok=True)
     write(folder / "a.h5", u=u)
-    config = load_config(
-        overlay(folder, section(folder, **{"base": ["persistence", "propagator"], **settings})),
+    config = config_of(
+        folder,
         ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"],
+        **{"base": ["persistence", "propagator"], **settings},
     )
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
@@ -116,7 +116,7 @@ def test_predict_writes_values_of_the_file_in_float64(tmp_path, monkeypatch):
 def test_whether_the_mean_dominates_does_not_depend_on_units(tmp_path, unit, ratio, has_offset):
     u = waves((6, T, X)).astype(np.float64)
     write(tmp_path / "a.h5", u=unit * (u + ratio * u.std()))
-    found = load_config(overlay(tmp_path, section(tmp_path))).task["ks"].offset
+    found = config_of(tmp_path).task["ks"].offset
     assert bool(found) == has_offset
     if has_offset:
         assert abs(found["u"] - unit * ratio * u.std()) < 0.3 * unit * u.std()
@@ -125,7 +125,7 @@ def test_whether_the_mean_dominates_does_not_depend_on_units(tmp_path, unit, rat
 def test_fields_without_a_dominant_mean_are_read_as_before(tmp_path):
     for u in (waves(), 3 + waves(), waves().astype(np.float64)):
         write(tmp_path / "a.h5", u=u)
-        config, source, values = read(tmp_path, section(tmp_path))
+        config, source, values = read(tmp_path)
         assert config.task["ks"].offset == {} and "offset" not in source.task.user_facts
         assert np.array_equal(values[:, :, 0], u.astype(np.float32)) and values.dtype == np.float32
 
@@ -148,7 +148,7 @@ def test_what_varies_by_rounding_alone_is_a_constant(tmp_path):
     flicker = 1 + np.float32(6e-8) * np.random.default_rng(0).integers(-1, 2, (6, T, X))
     write(tmp_path / "a.h5", u=waves(), rho=flicker.astype(np.float32), one=np.ones((6, T, X)))
     axes = ["trajectory", "time", "x"]
-    config = load_config(overlay(tmp_path, section(tmp_path, layout={"u": axes, "rho": axes, "one": axes})))
+    config = config_of(tmp_path, layout={"u": axes, "rho": axes, "one": axes})
     assert config.task["ks"].offset == {}
 
 
@@ -156,30 +156,26 @@ def test_a_mean_per_trajectory_is_no_dominant_mean(tmp_path):
     """Each file varies little about a mean of its own: the first file alone would say otherwise."""
     for number in range(10):
         write(tmp_path / f"run_{number}.h5", u=waves((1, T, X), number) * 1e-3 + 2.0**number)
-    assert load_config(overlay(tmp_path, section(tmp_path))).task["ks"].offset == {}
+    assert config_of(tmp_path).task["ks"].offset == {}
 
 
 def test_an_offset_may_be_set_and_a_wrong_one_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=sound(6))
     for settings, expected in (({"u": 101000}, {"u": 101000.0}), ({"u": 0}, {}), ({}, {"u": MEAN})):
-        assert (
-            load_config(overlay(tmp_path, section(tmp_path, offset=settings))).task["ks"].offset == expected
-        )
+        assert config_of(tmp_path, offset=settings).task["ks"].offset == expected
     for settings, message in (
         ({"w": 1.0}, ": it names 'w'; expected fields of the layout: u"),
         ({"u": "big"}, ".u is 'big'; expected a finite number"),
         ([1], r" is \[1\]; expected a mapping"),
     ):
         with pytest.raises(ValueError, match=rf"task.ks.offset{message}"):
-            load_config(overlay(tmp_path, section(tmp_path, offset=settings)))
+            config_of(tmp_path, offset=settings)
     with pytest.raises(
         ValueError,
         match=r"task.ks.positive: it names u, whose mean is about 101325.* Leave u out of positive",
     ):
-        load_config(overlay(tmp_path, section(tmp_path, positive=["u"])))
-    assert load_config(overlay(tmp_path, section(tmp_path, positive=["u"], offset={"u": 0}))).task[
-        "ks"
-    ].positive == ["u"]
+        config_of(tmp_path, positive=["u"])
+    assert config_of(tmp_path, positive=["u"], offset={"u": 0}).task["ks"].positive == ["u"]
 
 
 def test_the_doctor_says_how_much_of_the_variation_is_rounding(tmp_path, capsys):
@@ -202,7 +198,7 @@ def test_a_user_solver_gets_the_values_of_the_file(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     write(tmp_path / "a.h5", u=sound(12))
-    config = load_config(overlay(tmp_path, section(tmp_path, base={"solver": "shifting:step"})))
+    config = config_of(tmp_path, base={"solver": "shifting:step"})
     build_cache(config, "ks", progress=False)
     fit_base(open_cache(config, "ks"), 1, 1, 0, torch.device("cpu"))
     import shifting

@@ -22,7 +22,7 @@ import torch
 import xarray
 import yaml
 import zarr
-from user_files import DT, ROOT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
+from user_files import DT, ROOT, SMALL, N, T, X, Y, config_of, overlay, read, section, waves, well_file, write
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
@@ -179,18 +179,16 @@ def test_every_type_of_number_is_described_and_read(tmp_path, ending):
 def test_a_complex_array_is_two_fields(tmp_path):
     np.save(tmp_path / "u.npy", waves() * (1 + 1j))
     with pytest.raises(ValueError, match="holds complex.* Write u.real and u.imag, two fields"):
-        read(tmp_path, section(tmp_path, files=str(tmp_path / "u.npy")))
+        read(tmp_path, files=str(tmp_path / "u.npy"))
 
 
 def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
     u = waves()
     for settings in kinds(tmp_path, u):
-        _, source, found = read(tmp_path, section(tmp_path, **settings))
+        _, source, found = read(tmp_path, **settings)
         assert np.array_equal(found[:, :, 0], u), settings
         assert np.array_equal(source.read(2, 4), found[2:4]) and source.dt in (DT, 1.0)
-        strided = load_config(
-            overlay(tmp_path, section(tmp_path, **settings, space_stride=2, time_stride=2, first_frame=1))
-        )
+        strided = config_of(tmp_path, **settings, space_stride=2, time_stride=2, first_frame=1)
         few = open_source(strided, "ks")
         assert np.array_equal(few.read(1, 3)[:, :, 0], u[1:3, 1::2, ::2]) and few.dt == 2 * source.dt
 
@@ -198,7 +196,7 @@ def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
 def test_files_of_other_programs_give_the_same_numbers(tmp_path):
     u = waves()
     for path, name, axes in others(tmp_path, u):
-        *_, found = read(tmp_path, section(tmp_path, files=str(path), layout={name: axes}))
+        *_, found = read(tmp_path, files=str(path), layout={name: axes})
         assert np.array_equal(found[:, :, 0], (100 * u).round() if path.stem == "whole" else u), path
 
 
@@ -216,7 +214,7 @@ def test_a_zarr_store_in_a_zip_file_is_read(tmp_path):
     zarr_array(str(tmp_path / "b.zarr"), u)  # zipped with its folder
     shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path, "b.zarr")
     for name in ("a.zarr.zip", "b.zip"):
-        *_, found = read(tmp_path, section(tmp_path, files=str(tmp_path / name)))
+        *_, found = read(tmp_path, files=str(tmp_path / name))
         assert np.array_equal(found[:, :, 0], u)
     with zipfile.ZipFile(tmp_path / "b.zip", "a") as archive:
         archive.writestr("b.zarr/zarr.json", "{}")
@@ -225,7 +223,7 @@ def test_a_zarr_store_in_a_zip_file_is_read(tmp_path):
     shutil.rmtree(tmp_path / "b.zarr/u/c/1")
     shutil.make_archive(str(tmp_path / "c"), "zip", tmp_path, "b.zarr")
     with pytest.raises(ValueError, match=r"the chunk c/1/0/0 of u is missing"):
-        read(tmp_path, section(tmp_path, files=str(tmp_path / "c.zip")))
+        read(tmp_path, files=str(tmp_path / "c.zip"))
 
 
 def undecodable(folder):
@@ -279,7 +277,7 @@ def test_hdf5_with_filters_of_hdf5plugin_is_read(tmp_path):
         file.create_dataset("u", data=u, chunks=True, **plugin.Blosc(cname="zstd"))
         file.create_dataset("v", data=u, chunks=True, **plugin.Zstd())
     both = {"u": ["trajectory", "time", "x"], "v": ["trajectory", "time", "x"]}
-    *_, found = read(tmp_path, section(tmp_path, layout=both))
+    *_, found = read(tmp_path, layout=both)
     assert np.array_equal(found[:, :, 0], u) and np.array_equal(found[:, :, 1], u)
     code = "import sys; from ups.userdata.describe import describe_file; describe_file(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], cwd=ROOT, check=True)  # imports no filter
@@ -379,7 +377,7 @@ def test_coordinates_in_float32_stand_for_the_numbers_that_were_meant(tmp_path):
         t=(0.02 * np.arange(T)).astype(np.float32),
         x=(0.1 * np.arange(X)).astype(np.float32),
     )
-    config = read(tmp_path, section(tmp_path, dt=None, domain=None))[0]
+    config = read(tmp_path, dt=None, domain=None)[0]
     assert config.task["ks"].dt == 0.02 and config.task["ks"].domain == {"x": [0.0, 1.6]}
 
 
@@ -401,18 +399,13 @@ def test_uneven_latitudes_count_as_even_if_the_domain_is_set(tmp_path):
     with pytest.raises(
         ValueError, match=r"lat in .* in steps of .*; expected equal steps\. Write domain: \{lat: \["
     ):
-        load_config(
-            overlay(
-                tmp_path,
-                section(
-                    tmp_path,
-                    files=str(tmp_path / "a.nc"),
-                    dt=None,
-                    boundary="no_flux",
-                    domain=None,
-                    layout={"T": ["trajectory", "time", "lat", "lon"]},
-                ),
-            )
+        config_of(
+            tmp_path,
+            files=str(tmp_path / "a.nc"),
+            dt=None,
+            boundary="no_flux",
+            domain=None,
+            layout={"T": ["trajectory", "time", "lat", "lon"]},
         )
 
 
@@ -484,19 +477,19 @@ def test_packed_numbers_are_unpacked_and_missing_ones_are_nan(tmp_path):
     write(tmp_path / "a.h5", u=packed)
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file["u"].attrs.update(scale_factor=1e-3, add_offset=5.0, _FillValue=np.int16(-32768))
-    *_, values = read(tmp_path, section(tmp_path))
+    *_, values = read(tmp_path)
     assert np.abs(values[:, :, 0] - u).max() < 1e-3
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file["u"][2, 3, 4] = -32768
-    *_, values = read(tmp_path, section(tmp_path))
+    *_, values = read(tmp_path)
     assert np.isnan(values[2, 3, 0, 4]) and np.isnan(values).sum() == 1
     # no cache is made of it
     with pytest.raises(ValueError, match="holds nan in u of trajectory 2, frame 3; expected finite"):
-        build_cache(load_config(overlay(tmp_path, section(tmp_path))), "ks", progress=False)
+        build_cache(config_of(tmp_path), "ks", progress=False)
     write(tmp_path / "a.h5", u=np.where(u == u[1, 1, 1], np.float32(9.96921e36), u))
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file["u"].attrs["missing_value"] = np.float32(9.96921e36)
-    *_, values = read(tmp_path, section(tmp_path))
+    *_, values = read(tmp_path)
     assert np.isnan(values[1, 1, 0, 1]) and not (values > 1e30).any() and values.dtype == np.float32
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import xarray
 from cases import cases
-from user_files import N, T, X, overlay, read, section, waves, write
+from user_files import N, T, X, config_of, read, section, waves, write
 
-from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import split_of, table_of
 
@@ -28,7 +27,7 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     assert np.array_equal(few[1, :, 0], run[[6, 8]])
     build_cache(config, "ks", progress=False)
     write(tmp_path / "b.h5", u=waves((12, 9, X)))  # whole runs where there are enough
-    config, source, found = read(tmp_path, section(tmp_path, files=str(tmp_path / "b.h5"), cut=4))
+    config, source, found = read(tmp_path, files=str(tmp_path / "b.h5"), cut=4)
     runs = {name: {*(rows // 2).tolist()} for name, rows in split_of(config, "ks", source).items()}
     assert len(found) == 24 and not runs["test"] & (runs["train"] | runs["val"])
     write(tmp_path / "a.h5", u=run[:12])  # three windows
@@ -53,14 +52,14 @@ def test_parameters_come_from_attributes_arrays_and_names_and_are_split_by_start
     for nu in (0.1, 0.2):
         write(tmp_path / f"burgers_nu{nu}_a.h5", u=u, attr_nu=nu, Re=np.arange(N) + nu)
     for place in ("nu", "burgers_nu{}_*"):
-        config, source, _ = read(tmp_path, section(tmp_path, parameters={"nu": place}))
+        config, source, _ = read(tmp_path, parameters={"nu": place})
         assert source.parameters[:, 0].tolist() == [0.1] * N + [0.2] * N
         parts = split_of(config, "ks", source)
         assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(2 * N))
         assert {*(parts["test"] % N).tolist()}.isdisjoint((parts["train"] % N).tolist())
         table = table_of(config, "ks", source)
         assert table.values == [[0.1], [0.2]] and table.index.tolist() == [0] * N + [1] * N
-    config, source, _ = read(tmp_path, section(tmp_path, parameters={"Re": "Re"}))
+    config, source, _ = read(tmp_path, parameters={"Re": "Re"})
     assert np.allclose(source.parameters[:, 0], np.concatenate([np.arange(N) + 0.1, np.arange(N) + 0.2]))
     assert len(table_of(config, "ks", source).values) == 8
     assert (source.starts == np.tile(np.arange(N), 2)).all()  # by their first frames, which are the same
@@ -70,14 +69,14 @@ def test_files_in_folders_are_split_by_them(tmp_path):
     for number, name in enumerate(("train", "valid", "test")):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "a.h5", u=waves(seed=number))
-    config, source, _ = read(tmp_path, section(tmp_path, files=str(tmp_path / "*" / "*.h5")))
+    config, source, _ = read(tmp_path, files=str(tmp_path / "*" / "*.h5"))
     parts = split_of(config, "ks", source)
     names = {
         part: {source.files[i].path.parent.name for i in source.rows[rows, 0]} for part, rows in parts.items()
     }
     assert names == {"train": {"train"}, "val": {"valid"}, "test": {"test"}}
     by_index = split_of(
-        load_config(overlay(tmp_path, section(tmp_path, files=str(tmp_path / "*" / "*.h5"), split="index"))),
+        config_of(tmp_path, files=str(tmp_path / "*" / "*.h5"), split="index"),
         "ks",
         source,
     )
@@ -125,7 +124,7 @@ def test_folders_may_lie_deeper_and_a_common_one_does_not_count(tmp_path):
     for seed, name in enumerate(("train", "val", "test")):
         (tmp_path / "test" / name / "runs").mkdir(parents=True)
         write(tmp_path / "test" / name / "runs" / "a.h5", u=waves(seed=seed))
-    config, source, _ = read(tmp_path, section(tmp_path, files=str(tmp_path / "**" / "*.h5")))
+    config, source, _ = read(tmp_path, files=str(tmp_path / "**" / "*.h5"))
     parts = split_of(config, "ks", source)
     assert [source.files[source.rows[rows[0], 0]].path.parts[-3] for rows in parts.values()] == [*parts]
     assert all(len(rows) == N for rows in parts.values())
@@ -146,7 +145,7 @@ def test_trajectories_of_one_start_are_in_one_part_of_the_split(tmp_path, kind):
             write(tmp_path / f"nu{nu}.h5", u=v[: 11 - nu], attr_nu=nu)
     if kind == "array":
         write(tmp_path / "a.h5", u=np.tile(u, (3, 1, 1)), nu=np.repeat([1.0, 2.0, 3.0], 10))
-    config, source, values = read(tmp_path, section(tmp_path, parameters={"nu": "nu"}))
+    config, source, values = read(tmp_path, parameters={"nu": "nu"})
     parts = {
         name: {values[i, 0].tobytes() for i in rows} for name, rows in split_of(config, "ks", source).items()
     }
@@ -156,5 +155,5 @@ def test_trajectories_of_one_start_are_in_one_part_of_the_split(tmp_path, kind):
 def test_a_sweep_from_one_start_is_dealt_out_by_number(tmp_path):
     u = waves((1, T, X)) * (1 + np.arange(N)[:, None, None] * np.arange(T)[:, None]).astype(np.float32)
     write(tmp_path / "a.h5", u=u, nu=np.arange(1.0, N + 1))
-    config, source, _ = read(tmp_path, section(tmp_path, parameters={"nu": "nu"}))
+    config, source, _ = read(tmp_path, parameters={"nu": "nu"})
     assert sorted(np.concatenate([*split_of(config, "ks", source).values()]).tolist()) == list(range(N))

@@ -79,8 +79,14 @@ def section(folder, **changes):
     return {key: value for key, value in {**settings, **changes}.items() if value is not None}
 
 
-def read(folder, settings):
-    config = load_config(overlay(folder, settings))
+def config_of(folder, overrides=(), **changes):
+    """The configuration of a section with changes."""
+    return load_config(overlay(folder, section(folder, **changes)), overrides)
+
+
+def read(folder, settings=None, **changes):
+    """Of a section, or of `section` with changes."""
+    config = load_config(overlay(folder, settings)) if settings else config_of(folder, **changes)
     source = open_source(config, "ks")
     return config, source, source.read(0, source.num_trajectories)
 
