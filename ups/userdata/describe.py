@@ -28,6 +28,7 @@ from ups.userdata.describe_axes import (
     words_of,
 )
 from ups.userdata.describe_files import (
+    SCANNED,
     are_dated,
     frames_with_gaps,
     length_lines,
@@ -54,9 +55,8 @@ SHORTEST, USEFUL, LONGEST = 3, 10, 50
 # test trajectories: the report needs LEAST, so data.test_fraction may be raised up to LARGEST_FRACTION
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
-MOST_FILES = 8  # sibling files whose attributes are compared
+MOST_COMPARED = 8  # sibling files, or groups, whose numbers are compared
 MOST_EXAMINED = 20  # files of a section
-SCANNED = 2**24  # numbers, up to which data are read here
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
 
 
@@ -312,9 +312,9 @@ def _parameter_lists(guess: Guess) -> list[str]:
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
     store, arrays = guess.store, [*guess.axes]
-    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    groups = store.groups(guess.array)[:MOST_COMPARED] if "*" in guess.array else []
     numbers, files = numbers_of(store), []
-    for path in sorted(guess.files[:MOST_FILES], key=lambda one: one != Path(store.path)):
+    for path in sorted(guess.files[:MOST_COMPARED], key=lambda one: one != Path(store.path)):
         with open_store(path) as other:
             files.append(numbers_of(other) | ({} if groups else numbers_of_run(other, arrays, "")))
     differing = _differing(files) + _differing([numbers_of_run(store, arrays, group) for group in groups])

@@ -20,7 +20,7 @@ DATES = 1700, 2300  # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or lon
 DATE_DIGITS = 4, 6, 8, 10, 12, 14
 SHOWN = 6
 LOOKED_AT = 8  # trajectories
-SCANNED = 2**24  # numbers, in which every frame is looked at
+SCANNED = 2**24  # numbers, up to which all data are looked at
 
 
 def pattern_of(path: Path) -> tuple[str, str]:
