@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from scipy.sparse.linalg import LinearOperator, cg
 from torch.nn.functional import pad
 from user_files import SMALL
 
@@ -24,11 +25,14 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecast_corrector import CHECKS, OF_CALL, StepCorrector
+from ups.forecast_start import Start
 from ups.forecaster import Forecaster
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head import TaskHead
 from ups.models.head_setup import build_operator
 from ups.models.rollout import NUM_FIRST_CALLS
+from ups_solvers import SOLVERS
+from ups_solvers.darcy import apply_operator
 
 CELLS, DT = 32, 0.1
 STEP = """
@@ -334,6 +338,37 @@ def test_a_timing_without_the_correction_is_refused(trained, monkeypatch):
     monkeypatch.setattr("ups.commands.corrector_costs.run_of", of_the_step)
     with pytest.raises(ValueError, match="a corrected run takes .*; expected .* s of all its parts"):
         corrected_runs(StepCorrector(model, coarse), new, 20, u)
+
+
+# ---- the first iterate of the user's iterative solver (`ups.start`)
+
+
+def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monkeypatch):
+    start = Start(Forecaster.load(ROOT / "pretrained"), "darcy2d")
+    fields = SOLVERS["darcy2d"].trajectory(0, 10_000, resolution=64, parameter=1.0)[0].numpy()
+    a, b, steps = torch.from_numpy(fields[0]), np.ones(64 * 64), []
+
+    def apply(x):
+        return apply_operator(a, torch.from_numpy(x).view(64, 64)).numpy().ravel()
+
+    def solved(x0):
+        A = LinearOperator((b.size, b.size), apply, dtype=float)
+        x, failed = cg(A, b, x0=x0, rtol=1e-8, callback=lambda _: steps.append(x0 is None))
+        assert not failed
+        return x
+
+    x0 = start(fields[:1])
+    assert x0.shape == (1, 64, 64) and np.linalg.norm(x0[0] - fields[1]) < 1e-2 * np.linalg.norm(fields[1])
+    cold, warm = solved(None), solved(x0.ravel())
+    assert steps.count(False) < 0.9 * steps.count(True)
+    assert np.linalg.norm(warm - cold) < 1e-6 * np.linalg.norm(cold)
+    worse = start(fields[:1], residual=lambda x: -b - apply(x))  # of another system
+    assert not worse.any() and worse.shape == x0.shape
+    monkeypatch.setattr(Forecaster, "forecast", lambda *_, **__: np.full((1, 1, 1, 64, 64), np.nan))
+    assert not start(fields[:1]).any()
+    assert start.counts == {"starts": 3, "finite": 1, "residual": 1}
+    with pytest.raises(ValueError, match="the task is 'burgers1d'; expected one of the steady ones: darcy2d"):
+        Start(start.model, "burgers1d")
 
 
 # ---- examples/

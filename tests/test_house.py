@@ -32,6 +32,7 @@ LAYERS = [
     }
     | {
         "forecast_measured",
+        "forecast_start",
         "forecast_xarray",
         "analysis",
         "inversion",

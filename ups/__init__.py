@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from ups.analysis import Analysis
     from ups.forecast_corrector import StepCorrector
+    from ups.forecast_start import Start
     from ups.forecaster import Forecaster
     from ups.inversion import Inversion
 
-__all__ = ["assimilate", "corrector", "invert", "load", "push"]
+__all__ = ["assimilate", "corrector", "invert", "load", "push", "start"]
 __version__ = "0.1.0"
 
 
@@ -113,3 +114,14 @@ def assimilate(
     from ups.analysis import assimilate
 
     return assimilate(model, task, ensemble, observations, parameters, **options)
+
+
+def start(folder: "str | Path", task: str | None = None) -> "Start":
+    """x0 = start(a): the first iterate of your own CG, GMRES or Newton for a steady task of a run.
+
+    task: needed if there are several. See `ups.forecast_start`.
+    """
+    from ups.forecast_start import Start
+    from ups.forecaster import Forecaster
+
+    return Start(Forecaster.load(folder), task)
