@@ -31,6 +31,7 @@ from scipy.ndimage import zoom
 import ups
 from bench.command import parser_of
 from bench.entries import RESULTS, processor
+from bench.starts import ratio
 from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
 from ups.forecaster import Forecaster
@@ -44,15 +45,7 @@ FOLDER = RESULTS / "corrector"
 HORIZONS, FAR, UNSEEN = (1, 3), 10, 1000  # times the trained frames; without a truth; seed of the starts
 GRIDS = {"coarse": 1, "half": 2, "full": 4}  # cells per axis over those of the coarse grid
 LEAST = 0.01  # of the energy: octaves with less are not compared
-NUM_DRAWS = 1000  # of the starts, for intervals
 Run = Callable[[np.ndarray, int], tuple[np.ndarray, float]]  # as `run_of` one step
-
-
-def ratio(pairs: np.ndarray) -> list[float]:
-    """[ratio of sums, low, high], 95 % over starts; pairs (starts, 2)."""
-    draw = np.random.default_rng(0).integers(0, len(pairs), (NUM_DRAWS, len(pairs)))
-    one, other = pairs[draw].sum(1).T
-    return [float(pairs[:, 1].sum() / pairs[:, 0].sum()), *np.quantile(other / one, [0.025, 0.975])]
 
 
 def runs(run: Run, u: np.ndarray, leads: list[int]) -> tuple[np.ndarray, list[float]]:

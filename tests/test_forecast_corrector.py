@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from scipy.sparse.linalg import LinearOperator, cg
 from torch.nn.functional import pad
 from user_files import SMALL
 
+from bench.starts import matrix, solved
 from ups import forecast_corrector as corrector
 from ups.commands import corrector_data
 from ups.commands.corrector_costs import corrected_runs, paying_runs, require_unseen, run_of
@@ -32,7 +32,6 @@ from ups.models.head import TaskHead
 from ups.models.head_setup import build_operator
 from ups.models.rollout import NUM_FIRST_CALLS
 from ups_solvers import SOLVERS
-from ups_solvers.darcy import apply_operator
 
 CELLS, DT = 32, 0.1
 STEP = """
@@ -346,23 +345,12 @@ def test_a_timing_without_the_correction_is_refused(trained, monkeypatch):
 def test_a_start_saves_iterations_of_the_users_solver_and_changes_no_result(monkeypatch):
     start = Start(Forecaster.load(ROOT / "pretrained"), "darcy2d")
     fields = SOLVERS["darcy2d"].trajectory(0, 10_000, resolution=64, parameter=1.0)[0].numpy()
-    a, b, steps = torch.from_numpy(fields[0]), np.ones(64 * 64), []
-
-    def apply(x):
-        return apply_operator(a, torch.from_numpy(x).view(64, 64)).numpy().ravel()
-
-    def solved(x0):
-        A = LinearOperator((b.size, b.size), apply, dtype=float)
-        x, failed = cg(A, b, x0=x0, rtol=1e-8, callback=lambda _: steps.append(x0 is None))
-        assert not failed
-        return x
-
+    A, b = matrix(fields[0]), np.ones(64 * 64)
     x0 = start(fields[:1])
     assert x0.shape == (1, 64, 64) and np.linalg.norm(x0[0] - fields[1]) < 1e-2 * np.linalg.norm(fields[1])
-    cold, warm = solved(None), solved(x0.ravel())
-    assert steps.count(False) < 0.9 * steps.count(True)
-    assert np.linalg.norm(warm - cold) < 1e-6 * np.linalg.norm(cold)
-    worse = start(fields[:1], residual=lambda x: -b - apply(x))  # of another system
+    (cold, num_cold), (warm, num_warm) = (solved(A, b, None, x) for x in (None, x0.ravel()))
+    assert num_warm < 0.9 * num_cold and np.linalg.norm(warm - cold) < 1e-6 * np.linalg.norm(cold)
+    worse = start(fields[:1], residual=lambda x: -b - A @ x.ravel())  # of another system
     assert not worse.any() and worse.shape == x0.shape
     monkeypatch.setattr(Forecaster, "forecast", lambda *_, **__: np.full((1, 1, 1, 64, 64), np.nan))
     assert not start(fields[:1]).any()
