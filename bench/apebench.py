@@ -1,18 +1,18 @@
-"""Our operator on APEBench's scenarios, by its metric, after the processor time that its networks had.
+"""Compare our operator with APEBench's networks on its scenarios, by its metric, after equal processor time.
 
     python -m bench.apebench --scenario burgers kdv --budget 45   # no --scenario: all
-    python -m bench.table                                         # write the table of docs/peers.md
+    python -m bench.apebench --scenario ks --own-steps            # its networks also by its own 10,000 steps
+    python -m bench.table                                         # write the table of docs/results.md
 
 APEBench (Koehler et al. 2024, arXiv 2411.00180) runs in an environment of its own (JAX), which is made in
 bench/out/apebench-env unless --python names one. It generates the data, 50 trajectories of 51 frames to train
-and 30 of 201 to test, with its seeds (bench/apebench_data.py). Its reference takes one ETDRK2 step per frame
-in most scenarios: the data solve that scheme, not the PDE.
+and 30 of 201 to test, with its seeds, and trains its networks by its own code (bench/apebench_jax.py). Its
+reference takes one ETDRK2 step per frame in most scenarios: the data solve that scheme, not the PDE.
 
-Columns: full (all usual bases of user data; the row has the base alone, too) and bare (base: persistence).
-Our operator has 45 of the 50 trajectories and selects weights on the others. Its networks had all; their
-version, seeds and data are fixed, and so are their results. Error: mean nRMSE of rollouts from the first
-frame, geometric mean over the first 100 steps. Every result goes to bench/results/apebench/SCENARIO.json at
-once and is not computed again.
+Columns: full (all usual bases of user data; the row has the base alone, too), bare (base: persistence), and
+its networks. Our operator has 45 of the 50 trajectories and selects weights on the others; the networks have
+all. Error: mean nRMSE of rollouts from the first frame, geometric mean over the first 100 steps. Every result
+goes to bench/results/apebench/SCENARIO.json at once and is not computed again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import os
 import subprocess
 import time
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ from ups.config.schema import Config
 
 OUT, RESULTS = ROOT / "bench" / "out" / "apebench", KEPT / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
-SCORED, NUM_VALIDATED = 100, 5
+SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
+# glibc gives large arrays back to the kernel after every step; kept, a U-Net in 2D takes 0.7 of the time
+KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36), "MALLOC_ARENA_MAX": "1"}
+NETWORKS = {1: ("Res;26;8;relu", "Dil;2;32;2;relu", "FNO;12;18;4;gelu")}
+NETWORKS[2] = ("FNO;12;18;4;gelu", "UNet;12;2;relu", "Res;26;8;relu")
 LINES = ("adv", "diff", "adv_diff", "disp", "hyp_diff", "burgers", "kdv", "ks", "ks_cons", "fisher")
 SMALL = {"num_spatial_dims": 2, "num_points": 48}
 # scenario -> APEBench's name, settings, symmetries; 1D with 160 cells
@@ -81,30 +86,45 @@ def summary(errors: np.ndarray) -> dict[str, Any]:
 # ---- APEBench's environment --------------------------------------------------------------------------------
 
 
-def environment(python: Path | None) -> Path:
-    """Return an interpreter that has APEBench; without `python` an environment with PACKAGES is made once.
+def environment(python: Path | None, module: str = "apebench", packages: Sequence[str] = PACKAGES) -> Path:
+    """Return an interpreter that has `module`; without `python` an environment with `packages` is made once.
 
     Raises ValueError if `python` lacks it, OSError if pip fails.
     """
     if python is None:
-        folder = OUT.with_name("apebench-env")
+        folder = OUT.with_name(f"{module}-env")
         python = folder / "bin" / "python"
         if not (folder / "complete").is_file():
-            print(f"installing {' '.join(PACKAGES)} in {folder}", flush=True)
+            print(f"installing {' '.join(packages)} in {folder}", flush=True)
             venv.create(folder, with_pip=True, clear=True)
-            if subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES]).returncode:
+            if subprocess.run([python, "-m", "pip", "install", "-q", *packages]).returncode:
                 raise OSError(
-                    f"pip did not install {', '.join(PACKAGES)}; expected them in {folder}. Check the "
+                    f"pip did not install {', '.join(packages)}; expected them in {folder}. Check the "
                     f"network, or name an interpreter that has them with --python."
                 )
             (folder / "complete").touch()
-    found = subprocess.run([python, "-c", "import apebench"], capture_output=True, text=True, check=False)
+    found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
     if found.returncode:
         raise ValueError(
-            f"{python} cannot import apebench ({found.stderr.strip().splitlines()[-1]:.200}); expected an "
-            f"interpreter with {PACKAGES[0]}. Leave --python out to have one made, or install it there."
+            f"{python} cannot import {module} ({found.stderr.strip().splitlines()[-1]:.200}); expected an "
+            f"interpreter with {packages[0]}. Leave --python out to have one made, or install it there."
         )
     return python
+
+
+def call(python: Path, command: str, request: dict[str, Any], out: Path) -> dict[str, np.ndarray]:
+    """Return what a command of bench/apebench_jax.py writes; one thread."""
+    asked = out.with_suffix(".json")
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": one_thread, "OMP_NUM_THREADS": "1"}
+    environ |= KEEPS_MEMORY | {"PYTHONPATH": str(ROOT)}
+    path, partial = Path(__file__).with_name("apebench_jax.py"), out.with_suffix(".partial.npz")
+    # -P: not the folder of the script, where this file has the name of the package
+    subprocess.run([python, "-P", path, command, asked, partial], check=True, env=environ)
+    partial.replace(out)
+    with np.load(out) as stored:
+        return dict(stored)
 
 
 def made(name: str, python: Path) -> Path:
@@ -112,13 +132,8 @@ def made(name: str, python: Path) -> Path:
     folder, (kind, settings, _) = OUT / name, SCENARIOS[name]
     if not (folder / "test" / "u.npy").is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-        environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": one_thread, "OMP_NUM_THREADS": "1"}
-        script, out = Path(__file__).with_name("apebench_data.py"), folder / "data.npz"
-        # -P: not the folder of the script, where this file has the name of the package
-        subprocess.run([python, "-P", script, kind, json.dumps(settings), out], check=True, env=environ)
-        with np.load(out) as data:
-            write_parts(folder, data["train"], data["test"], NUM_VALIDATED)
+        data = call(python, "data", {"scenario": kind, "settings": settings}, folder / "data.npz")
+        write_parts(folder, data["train"], data["test"], NUM_VALIDATED)
     return folder
 
 
@@ -163,6 +178,11 @@ def task_of(name: str) -> str:
     return f"apebench_{name}"
 
 
+def columns_of(name: str) -> list[str]:
+    """Return the columns of a scenario."""
+    return [*BASES, *NETWORKS[SCENARIOS[name][1].get("num_spatial_dims", 1)]]
+
+
 @torch.no_grad()
 def forecast_error(predict: Any, test: np.ndarray) -> dict[str, Any]:
     """Return the summary of forecasts (see `Trained.predict`) from the first frame of test."""
@@ -180,25 +200,58 @@ def ours(name: str, column: str, folder: Path, test: np.ndarray, seed: int, args
     return row | {"base": alone} | sizes
 
 
+def network(
+    name: str, column: str, folder: Path, test: np.ndarray, seed: int, steps: int, args: Any
+) -> dict[str, Any]:
+    """Return the row of one of APEBench's networks. Raises ValueError where our metric is not APEBench's."""
+    kind, settings, _ = SCENARIOS[name]
+    request = {
+        "scenario": kind,
+        "settings": settings,
+        "network": column,
+        "seed": seed,
+        "steps": steps,
+        "seconds": args.budget,
+        "data": str(folder / "data.npz"),
+    }
+    out = folder / "network.npz"
+    found = call(args.python, "train", request, out)
+    out.unlink()
+    errors, theirs = mean_nrmse(found["rollout"], test[:, 1:]), np.nan_to_num(found["errors"], nan=np.inf)
+    if np.isfinite(theirs).all() and not np.allclose(errors, theirs, rtol=1e-3):
+        raise ValueError(
+            f"mean nRMSE of {column} on {name} is {errors[0]:.6g} after one step; expected APEBench's own, "
+            f"{theirs[0]:.6g}. Its metric has changed: compare `mean_nrmse` with its components/_metrics.py."
+        )
+    sizes = {"steps": int(found["steps"]), "seconds": float(found["seconds"])}
+    return (
+        summary(errors) | sizes | {"num_parameters": int(found["num_parameters"]), "jax": str(found["jax"])}
+    )
+
+
 # ---- command -----------------------------------------------------------------------------------------------
 
 
-def run_column(name: str, column: str, seed: int, folder: Path, args: Any) -> None:
-    """Train and score one column unless its result exists."""
+def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args: Any) -> None:
+    """Train and score one column unless its result exists. steps: of a network, 0 for those that fit."""
     with np.load(folder / "data.npz") as data:
         digest, test = hashlib.sha256(data["train"].tobytes()).hexdigest()[:16], data["test"]
+    is_ours = column in BASES
     key = {
         "column": column,
         "seed": seed,
         "data": digest,
-        "budget_s": args.budget,
-        "steps": 0,  # not as networks by a number of steps
+        "budget_s": 0.0 if steps else args.budget,
+        "steps": steps,
         "processor": processor("cpu"),
-        "overrides": args.overrides,
+        "overrides": args.overrides if is_ours else [],
     }
     if is_there(name, RESULTS, key):
         return
-    row = ours(name, column, folder, test, seed, args)
+    if is_ours:
+        row = ours(name, column, folder, test, seed, args)
+    else:
+        row = network(name, column, folder, test, seed, steps, args)
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
     scenario, settings = SCENARIOS[name][:2]
     facts = {"persistence": summary(still)["error"], "scenario": scenario, "settings": settings}
@@ -215,7 +268,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scenario", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--budget", type=float, default=45.0, help="processor seconds of one thread")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--column", nargs="+", choices=tuple(BASES), default=tuple(BASES))
+    every = [*BASES, *dict.fromkeys(name for networks in NETWORKS.values() for name in networks)]
+    parser.add_argument("--column", nargs="+", choices=every, default=every)
+    parser.add_argument("--own-steps", action="store_true", help=f"1D networks also by {OWN_STEPS} steps")
     parser.add_argument("--python", type=Path, help="an interpreter that has APEBench")
     args = parse(parser, argv)
     torch.set_num_threads(1)
@@ -223,8 +278,10 @@ def main(argv: list[str] | None = None) -> None:
     for seed in args.seeds:
         for name in args.scenario:
             folder = made(name, args.python)
-            for column in args.column:
-                run_column(name, column, seed, folder, args)
+            for column in [one for one in columns_of(name) if one in args.column]:
+                run_column(name, column, seed, 0, folder, args)
+                if args.own_steps and column not in BASES and not SCENARIOS[name][1]:
+                    run_column(name, column, seed, OWN_STEPS, folder, args)
 
 
 if __name__ == "__main__":

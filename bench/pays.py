@@ -1,16 +1,18 @@
 """When a forecast pays: seconds of the cheapest solver that is as accurate, seconds of the forecast, and N*.
 
     OMP_NUM_THREADS=1 python -m bench.pays    # all rows; a few minutes if idle and weights are there
-    python -m bench.pays --row cfd2d
+    python -m bench.pays --row cfd2d pypde --python other/bin/python
     python -m bench.table                     # the table of docs/forecasts.md
 
     N* = (seconds of data, cache and training) / (seconds of the solver - seconds of the forecast)
 
-Rows: the eleven families with our solvers, from starts that no training saw; the truth is the solver on its
-full grid, which made the data. The solver that is compared is the cheapest whose error is at most the
-forecast's, of several grids; it chooses its steps itself. The forecast is `Forecaster.forecast` with all it
-does; "base" is the same without the network. Seconds: processor time per trajectory of one thread, of all
-starts in one batch and of one start alone. Intervals: 95 %, over starts and repeated measurements.
+Rows: the eleven families with our solvers, and Burgers' equation with the solvers of three other authors
+(bench/authors.py), Starts that no training saw; the
+truth is the solver on its full grid, which made the data. The solver that is compared is the cheapest whose
+error is at most the forecast's, of several grids (other authors: times steps of a frame or tolerances; ours
+choose their steps themselves). The forecast is `Forecaster.forecast` with all it does; "base" is the same
+without the network. Seconds: processor time per trajectory of one thread, of all starts in one batch and of
+one start alone. Intervals: 95 %, over starts and repeated measurements.
 
 Weights: pretrained/ but for the families of TRAINED. Its data are timed again, its training is that of its
 log times its two processes, and FITS_S stands for its fits. The other weights stay in bench/out/pays and are
@@ -26,6 +28,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,15 +36,19 @@ import torch
 from torch import Tensor
 
 import ups
+from bench import authors
 from bench.command import parser_of, run_scripts
 from bench.entries import RESULTS, processor, put
 from bench.tune import OUT
+from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.evaluation.break_even import MIN_CELLS, regridded, timed, train_seconds
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.tasks import TASKS, Task
+from ups_discovery.boundary import PERIODIC
+from ups_discovery.spectral import resample
 from ups_solvers import SOLVERS
 
 ELEVEN, SCRIPTS = ROOT / "configs" / "small_11task.yaml", ("prepare_data", "prepare_cache", "train_operator")
@@ -57,6 +64,10 @@ FITS_S = 120.0  # of a family of pretrained/, assumed, since its log lacks them;
 UNSEEN = 10_000  # the first trajectory that no training saw
 NUM_STARTS, NUM_REPEATS, LONG_S, NUM_DRAWS = 8, 5, 1.0, 400
 FRACTIONS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)  # of the cells per axis of the full grid
+# the other authors' rows: cells and steps of the truth, trajectories, steps of training; what is tried
+EQUATION, FINE, NUM_FILMS, NUM_STEPS = "burgers", (256, 40), 48, 200
+CELLS = (32, 64, 96, 128, 192, 256)
+STEPS = {"pypde": (1, 100), "exponax": (2, 5, 10, 20), "phiflow": (2, 5, 20)}
 # "errors" (n,); "batch", "alone": measured seconds per trajectory; of a solver also "grid"
 Cost = dict[str, Any]
 Found = tuple[dict[str, float], dict[str, Cost], list[Cost]]  # budget, of the forecasts, of the solvers
@@ -67,17 +78,18 @@ def spent() -> float:
     return sum(os.times()[2:4])
 
 
-def trained(name: str, *overrides: str) -> tuple[Forecaster, dict[str, float]]:
+def trained(name: str, config: Path, *overrides: str) -> tuple[Forecaster, dict[str, float]]:
     """The operator of a row, and the processor seconds of every script that led to it."""
     folder, seconds = OUT / "pays" / name, {}
     kept = folder / "seconds.json"
     if not kept.is_file():
-        places = [f"run.root={folder}", "run.name=run", f"data.tasks=[{name}]"]
-        places += [f"data.root={folder}/data", f"cache.root={folder}/cache"]
-        for script in SCRIPTS:
+        places = [f"run.root={folder}", "run.name=run"]
+        if config == ELEVEN:
+            places += [f"data.root={folder}/data", f"cache.root={folder}/cache", f"data.tasks=[{name}]"]
+        for script in SCRIPTS[config != ELEVEN :]:
             more = ["--workers", "1"] if script == "prepare_data" else []
             before = spent()
-            run_scripts(ELEVEN, [*places, *overrides, *more], script)
+            run_scripts(config, [*places, *overrides, *more], script)
             seconds[script] = spent() - before
         kept.write_text(json.dumps(seconds), encoding="utf-8")
     return ups.load(folder / "run"), json.loads(kept.read_text(encoding="utf-8"))
@@ -130,7 +142,7 @@ def family(name: str) -> Found:
         )
 
     if name in TRAINED:
-        model, budget = trained(name, *overrides)
+        model, budget = trained(name, ELEVEN, *overrides)
     else:
         model, budget = ups.load(ROOT / "pretrained"), {"bases": FITS_S}
         lines = (ROOT / "pretrained" / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -173,6 +185,38 @@ def family(name: str) -> Found:
     return budget, ours, tried
 
 
+def stranger(author: str, python: Path | None) -> Found:
+    """The costs of Burgers' equation and of another author's solver on its grids, by its steps."""
+    folder, starts = OUT / "pays" / author, torch.from_numpy(authors.starts(FINE[0]))
+    stored, films, kept = (authors.NUM_CELLS,), folder / "films.npz", folder / "data.json"
+
+    def solved(rows: slice, tried: Sequence[tuple[int, int]], **more: Any) -> dict[str, np.ndarray]:
+        cells = {cells for cells, _ in tried}
+        grids = [resample(starts[rows], (num,), PERIODIC).numpy() for num in cells]
+        return authors.solve(author, python, folder / "work", tried, grids, **more)
+
+    def seen(u: np.ndarray) -> Tensor:
+        """Frames (n, T, x) of any grid on the stored one, (n, T, 1, x)."""
+        return resample(torch.from_numpy(u).nan_to_num(1e30), stored, PERIODIC)[:, :, None].float()
+
+    if not kept.is_file():
+        before = spent()
+        write(films, {"u": seen(solved(slice(NUM_FILMS), [FINE])["u0"])[:, :, 0].numpy()})
+        kept.write_text(json.dumps({"prepare_data": spent() - before}), encoding="utf-8")
+    config = write_config(films, CONFIG, EQUATION, authors.DT)
+    model, budget = trained(author, config, f"operator.train.steps={NUM_STEPS}")
+    tried = [*((cells, steps) for cells in CELLS for steps in STEPS[author]), FINE]
+    found = solved(slice(-NUM_STARTS, None), tried, is_measured=True)
+    task, truth, solvers = model.operator.heads[EQUATION].task, seen(found[f"u{len(tried) - 1}"]), []
+    for at, ((cells, steps), (batch, alone)) in enumerate(zip(tried, found["seconds"].tolist(), strict=True)):
+        scores = score(seen(found[f"u{at}"])[:, 1:], truth[:, 1:])
+        grid = f"{cells}, tolerance {0.01 / steps:g}" if author == "pypde" else f"{cells}, {steps} steps"
+        errors = nrmse_per_trajectory(scores).tolist()
+        solvers.append({"errors": errors, "batch": [batch], "alone": [alone], "grid": grid})
+    ours = forecasts(model, task, truth[:, :1], None, truth[:, 1:])
+    return json.loads(kept.read_text(encoding="utf-8")) | budget, ours, solvers
+
+
 def n_star(
     budget: float, ours: Cost, tried: list[Cost], kind: str, rows: Sequence[int], pick: Callable
 ) -> dict:
@@ -202,13 +246,16 @@ def concluded(budget: dict[str, float], ours: dict[str, Cost], tried: list[Cost]
 
 def main(argv: list[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    names = load_config(ELEVEN, []).data.tasks
+    families = load_config(ELEVEN, []).data.tasks
+    names = [*families, *authors.AUTHORS]
     parser.add_argument("--row", nargs="+", choices=names, default=names)
+    parser.add_argument("--python", type=Path, help="an interpreter that has the other authors' packages")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    os.environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "XLA_FLAGS": flags}
     for name in args.row:
-        found = concluded(*family(name))
+        found = concluded(*(family(name) if name in families else stranger(name, args.python)))
         key = {"column": "pays", "seed": 0, "processor": processor("cpu"), "budget_s": 0}
         put(name, RESULTS / "pays", key, {"row": found})
         print(name, json.dumps(found), flush=True)

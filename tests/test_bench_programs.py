@@ -10,7 +10,7 @@ import pytest
 import torch
 from loop_stage import run_scripts
 
-from bench import inversion, shift_grid, strangers, transfer, trust
+from bench import assimilation, inversion, shift_grid, strangers, transfer, trust
 from bench import table as tables
 
 SMALL = [f"operator.model.{size}" for size in ("width=8", "depth=1", "modes=4", "kernel_size=3")]
@@ -29,7 +29,7 @@ def small(monkeypatch, tmp_path):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
 
-    for module in (inversion, transfer):
+    for module in (assimilation, inversion, transfer):
         change(module, run_scripts=forked)
     monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
     return change
@@ -78,9 +78,10 @@ def test_strangers_compare_ours_with_an_fno(small, tmp_path):
     assert text.splitlines()[-1].startswith("| wave |")
 
 
-def test_trust_scores_bands_on_a_shift_grid(small, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["grid", "authors"])
+def test_trust_scores_bands_on_shifted_and_on_authors_films(small, tmp_path, monkeypatch, kind):
     small(trust, RESULTS=tmp_path / "kept", OUT=tmp_path, NUM_STARTS=48, NUM_BOOTSTRAP=20)
-    small(trust, NUM_FILMS=240)
+    small(trust, NUM_FILMS=240, NUM_GIVEN=240)
     small(shift_grid, OUT=tmp_path, NUM_STARTS=240, NUM_TEST=4, NUM_FRAMES=8)
     coarse = dict(num_modes=(1, 2, 3), resolution=32)
     family = shift_grid.FAMILIES["advection"].__class__("advection1d", dt=0.05, parameter=0.4, **coarse)
@@ -88,10 +89,15 @@ def test_trust_scores_bands_on_a_shift_grid(small, tmp_path, monkeypatch):
     for module in (shift_grid, trust):
         small(module, MIDDLE=1, TRAINED=tuple(np.linspace(0.7, 1.4, 12).tolist()))
 
-    words = ["--grid", "--tasks", "advection", *SMALL, *STEPS, "task.advection.base=[persistence]"]
+    def moved(author, python, path, tried, given) -> dict[str, np.ndarray]:
+        return {"u0": np.stack([np.roll(given[0], 2 * step, 1) for step in range(8)], 1)}
+
+    small(trust, solve=moved, NUM_CELLS=32)
+    name, task = {"grid": ("advection", "advection"), "authors": ("pypde", "burgers_pypde")}[kind]
+    words = [f"--{kind}", "--tasks", name, *SMALL, *STEPS, f"task.{task}.base=[persistence]"]
     monkeypatch.setattr("sys.argv", ["trust", *words])
     trust.main()
-    [found] = entries(tmp_path / "kept" / "trust", "grid")
+    [found] = entries(tmp_path / "kept" / "trust", kind)
     assert found["starts"] == 48 and 0 <= found["inside"][0] <= 1
-    assert found["shifted"] > 0
+    assert (found["shifted"] > 0) == (kind == "grid")
     assert len(tables.TABLES["trust"].text(tables.results(tmp_path / "kept" / "trust")).splitlines()) == 3
