@@ -98,13 +98,12 @@ class MuonAdamW(torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
 
-    def step(self, closure: None = None, only: str | None = None) -> None:
+    def step(self, only: str | None = None) -> None:
         """One update from the gradients, which must be finite.
 
         only: a task. Private weights of other tasks (`parameter.task`) stay unchanged: their gradient is
         zero, but stale moments would still move them, with Muon as much as a gradient.
         """
-        assert closure is None
         for group, rate in zip(self.param_groups, self.rates, strict=True):
             rate.fill_(group["lr"])
         self.call(self._step, only)
