@@ -208,6 +208,7 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path
     assert result.returncode != 0 and "prepare_data.py" not in result.stdout
     assert (
         "it lacks torch, accelerate, " in result.stderr
+        and "wandb" not in result.stderr
         and "-m pip install -r requirements-dev.txt, or leave" in result.stderr
     )
     assert (

@@ -150,7 +150,6 @@ class MuonAdamW(torch.optim.Optimizer):
             steps,
             foreach=not group["fused"],
             fused=group["fused"],
-            has_complex=False,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
