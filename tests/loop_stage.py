@@ -315,7 +315,8 @@ def free_port() -> int:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["loop_stage", *map("train_{}".format, STAGES)])
+# FSDP imports torch._dynamo
+_context.set_forkserver_preload(["loop_stage", "torch._dynamo", *map("train_{}".format, STAGES)])
 
 
 def start_ranks(

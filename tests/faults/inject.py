@@ -159,6 +159,7 @@ def main() -> int:
         adopt_orphans()
         # once, for all forks
         import injected  # noqa: F401
+        import torch._dynamo  # noqa: F401
 
         import train_consistency  # noqa: F401
         import train_operator  # noqa: F401
