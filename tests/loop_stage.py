@@ -27,6 +27,7 @@ import ups.training.activity
 import ups.training.run
 import ups.training.update
 import ups.training.weights
+from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.ending import main_guard
@@ -314,12 +315,8 @@ def free_port() -> int:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        *("loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_scoring"),
-        *("train_steady", "torch._dynamo"),  # which torch's Optimizer imports when the first is built
-    ]
-)
+# FSDP imports torch._dynamo
+_context.set_forkserver_preload(["loop_stage", "torch._dynamo", *map("train_{}".format, STAGES)])
 
 
 def start_ranks(

@@ -51,6 +51,8 @@ from ups.training.strategies import SplitLoss
 from ups.training.update import Updates
 
 META, SIZE = torch.device("meta"), 4
+NUMBERLESS = torch.library.Library("aten", "IMPL")  # torch has no such kernel for the meta device
+NUMBERLESS.impl("_fused_adamw_.tensor_lr", lambda *given, **settings: None, "Meta")
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
 SMOKE = load_config(ROOT / "configs" / "smoke.yaml", [])
 TASKS = SMOKE.data.tasks
@@ -422,14 +424,14 @@ def step_on_meta(updates: Updates, loss: Callable, name: str) -> None:
 
 # task, backbone of two blocks -> kernels of an update, launched one by one, and launches with graphs
 LAUNCHES = {
-    ("advection1d", "plain"): (441, 62),
-    ("burgers1d", "plain"): (524, 63),
-    ("darcy2d", "plain"): (775, 81),
-    ("diff_react2d", "plain"): (444, 55),
-    ("burgers1d", "flat"): (604, 63),
-    ("burgers1d", "fno"): (413, 61),
-    ("burgers1d", "transformer"): (657, 65),
-    ("burgers1d", "unet"): (633, 67),
+    ("advection1d", "plain"): (392, 28),
+    ("burgers1d", "plain"): (400, 28),
+    ("darcy2d", "plain"): (473, 34),
+    ("diff_react2d", "plain"): (392, 27),
+    ("burgers1d", "flat"): (476, 28),
+    ("burgers1d", "fno"): (285, 28),
+    ("burgers1d", "transformer"): (541, 28),
+    ("burgers1d", "unet"): (523, 28),
 }
 
 
@@ -450,9 +452,8 @@ def test_an_update_looks_at_nothing_has_one_shape_and_is_two_graphs_and_a_few_la
     for step in steps:
         step_on_meta(updates, loss_at(step), name)
     recorded = updates.optimizer.call.recorded.values()
-    has_muon = any(group["kind"] == "muon" for group in updates.optimizer.param_groups)
     assert not said and all(one.is_replayed for one in recorded)
-    assert len(recorded) == has_muon + (1 if is_line else 2)
+    assert len(recorded) == 1 + (1 if is_line else 2)
     machine.num_replays = 0
     with LaunchesOfRest() as rest:
         step_on_meta(updates, loss_at(len(steps)), name)
@@ -462,10 +463,10 @@ def test_an_update_looks_at_nothing_has_one_shape_and_is_two_graphs_and_a_few_la
 
 # of a later stage: the same
 LAUNCHES_OF_STAGE = {
-    "diffusion": (563, 60),
-    "consistency": (713, 37),
-    "scoring": (707, 50),
-    "steady": (994, 350),  # the posterior of the coefficient solves one system a row, of its own size
+    "diffusion": (535, 50),
+    "consistency": (712, 33),
+    "scoring": (706, 46),
+    "steady": (966, 340),  # the posterior of the coefficient solves one system a row, of its own size
 }
 
 

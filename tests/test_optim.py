@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from commands import python
 from torch import nn
 
 from ups.config.load import load_config
@@ -15,7 +17,6 @@ from ups.training.optim import (
     learning_rate,
     orthogonalize,
     place_gradients,
-    scale_lr,
     split_parameters,
 )
 
@@ -85,6 +86,12 @@ def test_a_stack_of_matrices_moves_like_the_matrices_one_by_one():
     assert torch.equal(stack, torch.stack(singles))
 
 
+def test_an_optimizer_does_not_load_the_compiler_of_torch_which_takes_as_long_as_torch():
+    used = "made = t.build_optimizer(t.make_model(), t.OPTIM); made.step(), made.state_dict()"
+    code = f"import sys, test_optim as t; {used}; sys.exit('torch._dynamo' in sys.modules)"
+    assert python("-c", code, cwd=Path(__file__).parent).returncode == 0
+
+
 @pytest.mark.parametrize("shape", [(5, 16, 16), (5, 8, 32), (5, 32, 8)])
 def test_orthogonalize_keeps_singular_vectors_and_brings_singular_values_near_one(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -126,13 +133,6 @@ def test_saved_state_continues_bitwise_and_exists_before_the_first_step():
     second.load_state_dict(first.state_dict())
     train(rest, [second], 3)
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), rest.parameters(), strict=True))
-
-
-def test_scale_lr_is_relative_to_the_base():
-    optimizer = build_optimizer(make_model(), OPTIM)
-    scale_lr(optimizer, 0.5)
-    scale_lr(optimizer, 0.25)
-    assert {g["lr"] for g in optimizer.param_groups} == {0.25 * OPTIM.muon_lr, 0.25 * OPTIM.adamw_lr}
 
 
 def test_learning_rate_warms_up_holds_and_falls_to_zero():

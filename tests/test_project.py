@@ -34,7 +34,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 35_587, "ups_": 7_074, "tests": 39_819, "bench": 7_729}
+MOST_LINES = {"ups": 35_587, "ups_": 7_074, "tests": 39_822, "bench": 7_729}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -208,6 +208,7 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path
     assert result.returncode != 0 and "prepare_data.py" not in result.stdout
     assert (
         "it lacks torch, accelerate, " in result.stderr
+        and "wandb" not in result.stderr
         and "-m pip install -r requirements-dev.txt, or leave" in result.stderr
     )
     assert (

@@ -222,8 +222,8 @@ def in_optimizer(fault: Fault) -> None:
         if updates.counters.step == fault.step and fault.strike():
             adamw = updates.optimizer._step_adamw
 
-            def failing(group: dict, parameters: list) -> None:
-                adamw(group, parameters)
+            def failing(*given: Any) -> None:
+                adamw(*given)
                 raise torch.OutOfMemoryError("injected in the optimizer")
 
             updates.optimizer._step_adamw = failing

@@ -10,6 +10,7 @@ shard, and Muon gathers its update.
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -62,12 +63,18 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     local: Callable[[Iterable[Tensor]], list[Tensor]] = list  # the shards of tensors that this rank holds
+    # without torch's decorator, which imports torch._dynamo: as long as all else of torch
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
         self.call: Callable[..., Any] = operator.call  # or a `Captured`
+        device = self.param_groups[0]["params"][0].device
+        kind = torch.float64 if device.type == "cpu" else torch.float32  # of a rate, in torch's fused AdamW
+        self.rates = [torch.zeros((), dtype=kind, device=device) for _ in self.param_groups]
         for group in self.param_groups:
             for parameter in group["params"]:
                 shard, state = local_shard(parameter), self.state[parameter]
@@ -91,37 +98,39 @@ class MuonAdamW(torch.optim.Optimizer):
             )
         super().load_state_dict(state_dict)
 
-    @torch.no_grad()
-    def step(self, closure: None = None, only: str | None = None) -> None:
+    def step(self, only: str | None = None) -> None:
         """One update from the gradients, which must be finite.
 
         only: a task. Private weights of other tasks (`parameter.task`) stay unchanged: their gradient is
         zero, but stale moments would still move them, with Muon as much as a gradient.
         """
-        assert closure is None
-        for number, group in enumerate(self.param_groups):
-            if group["kind"] == "muon":
-                for members, directions in self.call(self._directions, number, only):
-                    shards, size = self.local(members), math.sqrt(max(members[0].shape[-2:]))
-                    torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
-                    torch._foreach_add_(shards, directions, alpha=-(group["lr"] * UPDATE_RMS * size))
-            elif parameters := stepped(group, only):
-                self._step_adamw(group, parameters)
+        for group, rate in zip(self.param_groups, self.rates, strict=True):
+            rate.fill_(group["lr"])
+        self.call(self._step, only)
 
-    def _directions(self, number: int, only: str | None) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """(parameters, Muon's directions) of one shape each, of a group; updates their momentum. No number in
-        it depends on the step, so a GPU replays it.
-        """
-        group, by_shape, found = self.param_groups[number], {}, []
-        for parameter in stepped(group, only):
-            by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
-        for members in by_shape.values():
-            gradients = self.local(p.grad for p in members)
-            buffers = [self.state[p]["momentum_buffer"] for p in members]
-            torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            found.append((members, self._orthogonal(members, updates)))
-        return found
+    @torch.no_grad()
+    def _step(self, only: str | None) -> None:
+        """`step` with the rates on the device, all that depends on the step, so a GPU replays it."""
+        for group, rate in zip(self.param_groups, self.rates, strict=True):
+            is_muon, together = group["kind"] == "muon", {}
+            for p in group["params"]:
+                if p.grad is not None and (only is None or getattr(p, "task", only) == only):
+                    together.setdefault((p.shape, p.device) if is_muon else None, []).append(p)
+            for parameters in together.values():
+                (self._step_muon if is_muon else self._step_adamw)(group, parameters, rate)
+
+    def _step_muon(self, group: dict[str, Any], members: list[Tensor], rate: Tensor) -> None:
+        """For parameters of one shape."""
+        shards, gradients = self.local(members), self.local(p.grad for p in members)
+        buffers = [self.state[p]["momentum_buffer"] for p in members]
+        torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
+        directions, size = self._orthogonal(members, updates), math.sqrt(max(members[0].shape[-2:]))
+        alpha: Tensor | float = -(rate * UPDATE_RMS * size)
+        if rate.device.type != "cpu":  # torch reads alpha in main memory
+            directions, alpha = torch._foreach_mul(directions, alpha), 1.0
+        torch._foreach_mul_(shards, 1.0 - rate * group["weight_decay"])
+        torch._foreach_add_(shards, directions, alpha=alpha)
 
     def _orthogonal(self, members: list[Tensor], updates: Sequence[Tensor]) -> Sequence[Tensor]:
         """The orthogonal factors of updates of parameters of one shape."""
@@ -129,7 +138,7 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
         return directions.reshape(len(members), *shape).unbind()
 
-    def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor], rate: Tensor) -> None:
         names = (*MOMENTS["adamw"], "step")
         averages, squares, steps = ([self.state[p][name] for p in parameters] for name in names)
         adamw(
@@ -141,11 +150,10 @@ class MuonAdamW(torch.optim.Optimizer):
             steps,
             foreach=not group["fused"],
             fused=group["fused"],
-            has_complex=False,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
+            lr=rate,
             weight_decay=group["weight_decay"],
             eps=ADAM_EPS,
             maximize=False,
@@ -162,15 +170,6 @@ class ShardedMuonAdamW(MuonAdamW):
     def _orthogonal(self, members: list[Tensor], updates: Sequence[Tensor]) -> Sequence[Tensor]:
         whole = [*map(full_tensor, members, updates)]
         return [*map(shard_like, members, super()._orthogonal(members, whole))]
-
-
-def stepped(group: dict[str, Any], only: str | None) -> list[Tensor]:
-    """The parameters of a group that a step of the task `only` (None: of any) updates."""
-    return [
-        p
-        for p in group["params"]
-        if p.grad is not None and (only is None or getattr(p, "task", only) == only)
-    ]
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
