@@ -81,6 +81,8 @@ def test_times_of_every_file_group_and_row_are_looked_at(tmp_path):
         section(tmp_path),
         r"t in \S+b.h5 has steps of 0.01 to 1.88; expected equal, increasing ones",
     )
+    write(tmp_path / "b.h5", u=u, t=-DT * t)
+    refused(tmp_path, section(tmp_path), r"b.h5 has steps of -0.5 to -0.5; .* in the order of their times")
     (tmp_path / "b.h5").unlink()
     write(tmp_path / "a.h5", u=u, t=DT * t[None] * np.arange(1, N + 1)[:, None])
     refused(

@@ -79,6 +79,13 @@ class Forecaster:
             from ups.hub import fetch
 
             folder = fetch(str(folder))
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ValueError(
+                f"the device is {device!r:.40}, which torch cannot use here "
+                f"({str(error).partition('. ')[0]:.90}); expected such as 'cpu'. Name another."
+            ) from error
         folder = Path(folder)
         inside = folder / "operator"
         if not folder.is_dir():
