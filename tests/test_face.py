@@ -444,6 +444,7 @@ def test_named_fields_keep_their_names_and_coordinates(model):
     for wrong, text in (
         (data.rename(v="w"), "given variables u, w; expected u, v, as it was trained: v missing"),
         (data.assign_coords(x=2 * x), "given the coordinate x with steps of 0.125 to 0.125; expected 0.0625"),
+        (data.assign_coords(x=x + 1), "given the coordinate x from .* on; expected it from .* on, as it was"),
         (
             data.assign_coords(time=np.arange(4.0)),
             "given the coordinate time with steps of 1 to 1; expected 0.2",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ups.common.device import refuse_gradient
 from ups.tasks import Task
+from ups_discovery.boundary import PERIODIC, along
 
 AXIS_TOLERANCE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
 STEP = "step_seconds"  # attribute of a coordinate of dates: the time step, which one date does not have
@@ -133,20 +134,31 @@ def _check_unit(u: Any, name: str, task: Task) -> None:
     found, known = u.attrs.get("units"), task.units.get(name)
     if found and known and str(found).split() != known.split():
         raise ValueError(
-            f"{task.name} was given {name} in {found!r:.80}; expected {known!r}, as it was trained. Convert it, "
-            "or correct its attribute units if that is the same unit."
+            f"{task.name} was given {name} in {found!r:.80}; expected {known!r}, as it was trained. Convert "
+            "it, or correct its attribute units if that is the same unit."
         )
 
 
 def _regular(u: Any, task: Task, axes: tuple[str, ...], dt: float) -> Any:
     """A labelled field with ascending coordinates along `axes`. Raises ValueError unless they, and its times
-    if dt is not 0, have the task's steps."""
+    if dt is not 0, have the task's steps, and coordinates its place where an equation may depend on it."""
     u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
     spans = dict(zip(task.axes, task.spans, strict=True))
     steps = {axis: (spans[axis][1] - spans[axis][0]) / u.sizes[axis] for axis in axes}
     for name, step in (steps | ({"time": dt} if dt else {})).items():
         if name in u.coords:
             _check_steps(u[name].values.reshape(-1), name, step, task)
+    ends = dict(zip(task.axes, along(task.boundary, task.ndim), strict=True))
+    for axis in axes:
+        is_free = ends[axis] == PERIODIC and task.is_shifted and axis not in task.fixed_axes
+        if is_free or axis not in u.coords or u[axis].dtype.kind not in "iuf":
+            continue
+        first, wanted = float(u[axis].values.reshape(-1)[0]), spans[axis][0] + steps[axis] / 2
+        if abs(first - wanted) > steps[axis]:
+            raise ValueError(
+                f"{task.name} was given the coordinate {axis} from {first:g} on; expected it from {wanted:g} "
+                "on, as it was trained. Select those cells, or correct it."
+            )
     return u
 
 
