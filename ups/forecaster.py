@@ -97,6 +97,11 @@ class Forecaster:
             stage_of_run(folder, "operator")
         with torch.random.fork_rng([]):  # layers draw weights, which those of the file then replace
             operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
+        if not callable(solvers := solvers or {}) and not {*solvers} <= {*operator.names}:
+            raise ValueError(
+                f"solvers is {solvers!r:.80}; expected step(u), or TASK -> step(u) of the tasks of these "
+                f"weights: {', '.join(operator.names)}. Pass these."
+            )
         return cls(operator, folder if inside.is_dir() else folder.parent)
 
     def __repr__(self) -> str:

@@ -92,11 +92,6 @@ class Operator(TaskNetwork):
                 f"the base of {missing[0]} is a solver of the user's, "
                 f"{bases[missing[0]].solver!r:.80}; {PASS}"
             )
-        if not isinstance(solvers, Mapping) or not {*solvers} <= {*self.names}:
-            raise ValueError(
-                f"solvers is {solvers!r:.80}; expected step(u), or TASK -> step(u) of the tasks of these "
-                f"weights: {', '.join(self.names)}. Pass these."
-            )
         for name, base in bases.items():
             base.use(solvers[name])
         return self
