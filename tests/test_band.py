@@ -141,7 +141,8 @@ def test_the_report_says_how_far_bands_hold_and_errors_rank(monkeypatch):
     first = [one.listed("operator", "risk", "band")["value"][0] for one in (good, random)]
     assert first[0] < 0.1 < first[1] and good.listed("operator", "risk_best", "band")["value"][-1] == 1
     page = trust_section({"any": good, "other": Entry("other", "tasks")})
-    assert "<svg" in page and "other: its weights have no band" in page
+    assert "<svg" in page and "which takes 20 validation rollouts: other." in page
+    assert "<table" not in trust_section({"other": Entry("other", "tasks")})
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import time
 import tomllib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
+from ups.forecast_xarray import unlabel
 from ups.forecaster import Forecaster
 from ups.generative import inversion, sampling, validation
 from ups.generative.residuals import TransientResiduals
@@ -134,6 +136,10 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
         FileNotFoundError, match="there is no folder .*nowhere; expected a run.*Run make operator"
     ):
         ups.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"the device is 'tpu', which torch cannot use here \(Expected one"):
+        ups.load(tmp_path, "tpu")
+    with pytest.raises(ValueError, match=r"solvers is {'ks': .*expected step\(u\), or TASK -> step"):
+        ups.load(folder / "tiny", solvers={"ks": torch.sin})
     with pytest.raises(
         FileNotFoundError,
         match="config.json is missing; expected a finished operator stage.*Run make operator",
@@ -438,11 +444,14 @@ def test_named_fields_keep_their_names_and_coordinates(model):
     for wrong, text in (
         (data.rename(v="w"), "given variables u, w; expected u, v, as it was trained: v missing"),
         (data.assign_coords(x=2 * x), "given the coordinate x with steps of 0.125 to 0.125; expected 0.0625"),
+        (data.assign_coords(x=x + 1), "given the coordinate x from .* on; expected it from .* on, as it was"),
         (
             data.assign_coords(time=np.arange(4.0)),
             "given the coordinate time with steps of 1 to 1; expected 0.2",
         ),
         (data.rename(x="lon"), "given dimensions .*; expected y, x"),
+        (data.isel(x=slice(0)), r"given dimensions .* of \(2, .*, 0\); expected y, x"),
+        (data.rename(v="w").to_array("channel"), "given the channels u, w; expected u, v, each once"),
     ):
         with pytest.raises(ValueError, match=text):
             model.forecast("diff_react2d", wrong)
@@ -848,9 +857,10 @@ BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Re
         ({"parameters": {"Nu": HIDDEN}}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
         ({"u0": np.full((1, 256), None)}, f"burgers1d was given an array of object; {NUMBERS}. Convert it"),
         ({"u0": [[0.0] * 256, [0.0] * 255]}, f"burgers1d was given lists of unequal lengths; {NUMBERS}"),
+        ({"u0": torch.zeros(1, 256).to_sparse()}, f"given torch.sparse_coo; {NUMBERS}"),
         ({"u0": np.full((1, 256), "1")}, f"burgers1d was given an array of <U1; {NUMBERS}"),
-        ({"dt": "0.05"}, "burgers1d was given the time step 0.05; expected 0.05"),
-        ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
+        ({"dt": "0.05"}, "burgers1d was given the time step '0.05'; expected 0.05"),
+        ({"num_frames": "2"}, "burgers1d was given '2' frames to forecast; expected a whole number"),
         ({"num_frames": True}, "burgers1d was given True frames to forecast; expected a whole number"),
         ({"num_frames": 10**9}, BIG),
         ({"num_frames": 10**400}, BIG),
@@ -892,6 +902,12 @@ def test_products_with_the_derivative_and_its_transpose_agree_in_numpy(pretraine
     assert (du_pred * u_pred).sum() == pytest.approx(expected, rel=1e-4)
     with pytest.raises(ValueError, match="no derivative by 'nu'; expected u0, Nu"):
         pretrained.jvp(**given, along={"nu": 1.0})
+    with pytest.raises(ValueError, match="no derivative by nothing; expected u0, Nu"):
+        pretrained.jvp(**given, along={})
+    with pytest.raises(ValueError, match=r"a change of u0 of shape \(3,\); expected one that broadcasts to"):
+        pretrained.jvp(**given, along={"u0": du[0, 0, :3]})
+    with pytest.raises(ValueError, match=r"given v of shape \(3,\); expected one that broadcasts to"):
+        pull(du[0, 0, :3])
     with pytest.raises(ValueError, match="no derivative by labelled values"):
         pretrained.vjp("burgers1d", xarray.DataArray(u0))
 
@@ -992,6 +1008,11 @@ def test_units_that_the_weights_do_not_know_stay_those_of_the_input(model, pretr
     assert "units" not in burgers(pretrained, u0=data.drop_attrs()).attrs
     solution = model.forecast("darcy2d_grf", labelled(np.ones((32, 32)), "x", "y").assign_attrs(units="m2"))
     assert "units" not in solution.attrs  # those of the coefficient are not those of the solution
+    known = replace(model.operator.head("burgers1d").task, user_facts={"units": {"u": "m/s"}})
+    for given in (labelled(np.zeros(64), "x"), labelled(np.zeros(64), "x").to_dataset(name="u")):
+        (given["u"] if hasattr(given, "data_vars") else given).attrs["units"] = "km/h"
+        with pytest.raises(ValueError, match="was given u in 'km/h'; expected 'm/s', as it was trained"):
+            unlabel(given, known, ("u",), 0.0, ("time",))
 
 
 # ---------------------------------------------------------------- predict.py

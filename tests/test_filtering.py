@@ -192,6 +192,8 @@ def test_a_filter_of_a_forecaster_takes_numpy_and_goes_on_from_its_members():
         (torch.zeros(4, 1, 16), {"frames": [0]}, {}, "expected ascending whole numbers from 1 on"),
         (torch.zeros(4, 1, 16), {}, {"radius": 0.0}, "expected a length above 0"),
         (torch.zeros(4, 1, 16), {}, {"inflation": 0.5}, "a factor from 1 on"),
+        (torch.zeros(4, 1, 16), {}, {"inflation": torch.inf}, "a factor from 1 on"),
+        (torch.zeros(4, 1, 16, requires_grad=True), {}, {}, "a tensor that requires a gradient"),
         (torch.full((4, 1, 16), torch.nan), {}, {}, "are not finite in frame 1; expected numbers"),
     ],
 )

@@ -98,6 +98,11 @@ def coarse(u, dt=DT):
     return u
 
 
+def coarse_in_place(u):
+    u[:] = coarse(u)
+    return u
+
+
 def test_the_correction_is_the_operators_over_the_users_step(trained):
     model, u = trained
     found = StepCorrector(model, coarse)(u, DT)
@@ -113,6 +118,8 @@ def test_arrays_come_back_in_the_kind_and_shape_that_came(trained):
     assert isinstance(expected, np.ndarray) and expected.dtype == np.float64
     for shape, index in ((u[3], 3), (u[3, 0], (3, 0)), (u[:, 0], (slice(None), 0))):
         assert np.array_equal(correct(shape), expected[index])
+    into = StepCorrector(model, coarse_in_place)
+    assert np.array_equal(into(u), expected)
     single = correct(u.astype(np.float32))
     assert single.dtype == np.float32 and abs(single - expected).max() < 1e-5
     tensor = torch.from_numpy(u).requires_grad_()
@@ -207,10 +214,20 @@ def test_after_a_hundred_calls_a_graph_returns_the_same_numbers(trained):
 def test_what_it_was_not_trained_for_is_refused(trained):
     model, u = trained
     correct = StepCorrector(model, coarse)
-    with pytest.raises(ValueError, match=r"given a state of shape \(24, 1, 16\); expected \(1, 32\)"):
-        correct(u[..., ::2])
-    with pytest.raises(ValueError, match=r"the step of waves gave \(24, 1, 1\) for a field of shape"):
-        StepCorrector(model, lambda u: u[..., :1])(u)
+    for wrong, text in ((u[..., ::2], r"\(24, 1, 16\)"), (u[:0], r"\(0, 1, 32\)"), ([1.0], r"\(\)")):
+        with pytest.raises(ValueError, match=rf"of shape {text}; expected \(1, 32\)"):
+            correct(wrong)
+    for step, text in (
+        (lambda u: u[..., :1], r"\(24, 1, 1\) float64"),
+        (lambda u: u.astype(int), r"\(24, 1, 32\) int64"),
+        (lambda u: None, "no array: NoneType"),
+    ):
+        with pytest.raises(ValueError, match=rf"the step of waves gave {text} for a field of shape"):
+            StepCorrector(model, step)(u)
+    with pytest.raises(ValueError, match=r"the check of waves gave bool of shape \(7,\); expected True or"):
+        StepCorrector(model, coarse, check=lambda *u: [True] * 7)(u)
+    with pytest.warns(UserWarning, match="the time step is not the trained one"):
+        correct(u, float("nan"))
     with pytest.raises(
         ValueError, match="the task is 'other'; expected one whose base is a solver of yours: w"
     ):

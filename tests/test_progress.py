@@ -2,6 +2,7 @@
 before the first step."""
 
 import io
+import os
 import sys
 
 from ups.common import progress
@@ -28,6 +29,16 @@ def test_the_loss_shown_is_a_mean_over_tasks_not_that_of_the_last_one(monkeypatc
             bar.update()
         assert bar.postfix == f"mean loss of {progress.RECENT}: 5.050e+01"
     assert "operator: 100%" in terminal.getvalue()
+
+
+def test_a_terminal_of_no_size_shows_the_bar(monkeypatch):
+    screen, end = os.openpty()  # 0 x 0
+    with os.fdopen(end, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Bar("operator", 2) as bar:
+            bar.update(2)
+        assert b"operator: 100%" in os.read(screen, 4096)
+    os.close(screen)
 
 
 def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypatch):

@@ -137,7 +137,7 @@ def test_a_wrong_shape_and_a_wrong_name_are_refused(mine):
         load_step("exact_step:wrong_shape", "heat")
     )
     with pytest.raises(
-        ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) for a field of shape \(2, 1, 8\)"
+        ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) float64 for a field of shape \(2, 1, 8\)"
     ):
         base(torch.zeros(2, 1, 1, 8), ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"task.heat.solver is 'step'; expected MODULE:FUNCTION"):

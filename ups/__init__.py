@@ -86,8 +86,10 @@ def invert(
     members, seed: of the samples of the posterior.
     Raises ValueError, by name, for what cannot be inverted. See `ups.inversion.Inversion`.
     """
+    from ups.common.device import refuse_gradient
     from ups.inversion import invert
 
+    refuse_gradient(task, "an inversion has none", observations, options)
     return invert(model, task, observations, unknown, **options)
 
 
@@ -112,7 +114,9 @@ def assimilate(
     Raises ValueError for what does not fit. See `ups.analysis.Analysis`.
     """
     from ups.analysis import assimilate
+    from ups.common.device import refuse_gradient
 
+    refuse_gradient(task, "an analysis has none", ensemble, observations, parameters, options)
     return assimilate(model, task, ensemble, observations, parameters, **options)
 
 

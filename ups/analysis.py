@@ -119,6 +119,12 @@ def assimilate(
     **options: Any,
 ) -> Analysis:
     """As `ups.assimilate`."""
+    evolving = [name for name, known in model.tasks.items() if not known.get("inputs")]
+    if task not in evolving:
+        raise ValueError(
+            f"the task is {task!r:.80}; expected one of the model that evolves in time: "
+            f"{', '.join(evolving) or 'none'}. Name such a task."
+        )
     known = model.tasks[task]
     members = as_tensor(ensemble, f"{task}'s ensemble")
     shape = (len(known["fields"]), *known["grid"])
@@ -129,7 +135,9 @@ def assimilate(
             f"an ensemble of shape {tuple(members.shape)}; expected (members, [history,] "
             f"{', '.join(map(str, shape))}) of at least 2 members. Pass one"
         )
-    elif not (isinstance(radius, Real) and radius > 0 and isinstance(inflation, Real) and inflation >= 1):
+    elif not (
+        isinstance(radius, Real) and isinstance(inflation, Real) and radius > 0 and 1 <= inflation < math.inf
+    ):
         wrong = (
             f"radius {radius!r:.40} and inflation {inflation!r:.40}; expected a length above 0 in units of "
             "the domain, and a factor from 1 on. Pass these"

@@ -103,7 +103,7 @@ class StepCorrector:
         theirs = self.theirs(batched, dt, t, values)
         self.counts["states"] += len(batched)
         applies = {
-            "dt": dt is not None and abs(dt - self.head.facts.dt) > SAME * self.head.facts.dt,
+            "dt": dt is not None and not abs(dt - self.head.facts.dt) <= SAME * self.head.facts.dt,
             "parameters": not is_trained,
             "network": not self.head.is_network_used,
         }
@@ -115,12 +115,13 @@ class StepCorrector:
 
     def _batched(self, u: Any) -> tuple[Any, Callable[[Any], Any]]:
         """(u as (batch, channel, *space), its inverse). Raises ValueError for another grid."""
-        shape, trained = tuple(u.shape), (self.head.codec.num_channels, *self.head.codec.space)
+        shape = tuple(getattr(u, "shape", ()))
+        trained = (self.head.codec.num_channels, *self.head.codec.space)
         one = trained[1:] if trained[0] == 1 and shape[-len(trained) :] != trained else trained
-        if shape[-len(one) :] != one or len(shape) > len(one) + 1:
+        if shape[-len(one) :] != one or len(shape) > len(one) + 1 or 0 in shape:
             raise ValueError(
-                f"{self.head.name} was given a state of shape {shape}; expected {trained}, or (batch, "
-                "*these): it was trained on this grid. Pass such a state, or train on the other grid."
+                f"{self.head.name} was given {type(u).__name__} of shape {shape}; expected {trained} "
+                "or (batch, *these): it was trained on this grid. Pass such an array, or train on the other."
             )
         count = shape[0] if len(shape) > len(one) else 1
         return u.reshape(count, *trained), lambda found: found.reshape(shape)
@@ -174,8 +175,13 @@ class StepCorrector:
         change, passed = result[:, :-NUM_COMPUTED].view(theirs.shape), result[:, -NUM_COMPUTED:]
         passed, answer = passed.detach().cpu().numpy() > 0, added(theirs, change)
         if self.check is not None:
-            mine = np.broadcast_to(np.asarray(self.check(u, theirs, answer), dtype=bool), len(passed))
-            passed = np.column_stack([passed, mine])
+            mine = np.asarray(self.check(u, theirs, answer))
+            if mine.dtype.kind != "b" or mine.shape not in ((), (len(passed),)):
+                raise ValueError(
+                    f"the check of {self.head.name} gave {mine.dtype} of shape {mine.shape}; expected True "
+                    f"or False, or {len(passed)} of them. Let it return these."
+                )
+            passed = np.column_stack([passed, np.broadcast_to(mine, len(passed))])
         if passed.all():
             return answer
         is_fine = passed.all(1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.common.device import plain_torch
+from ups.forecast_measured import like_values
 from ups.forecast_xarray import Field, as_tensor
 from ups.models.head import TaskHead
 
@@ -54,7 +55,7 @@ def vjp(
         u_pred = function(values)
 
     def pull(v: Field) -> dict[str, Field]:
-        v = as_tensor(v, f"{head.name}'s v").detach().to(u_pred)
+        v = like_values(head.name, "v", as_tensor(v, f"{head.name}'s v").detach(), u_pred.shape).to(u_pred)
         found = torch.autograd.grad(u_pred, [*values.values()], v, retain_graph=True)
         return {name: restored(one) for name, one in zip(values, found, strict=True)}
 
@@ -67,10 +68,14 @@ def jvp(
 ) -> tuple[Field, Field]:
     """As `Forecaster.jvp`."""
     function, values, restored = forecast_of(forecast, head, *given, **options)
-    if unknown := [name for name in along if name not in values]:
+    if not along or not {*along} <= {*values}:
+        unknown = [repr(name) for name in along if name not in values]
         raise ValueError(
-            f"{head.name} has no derivative by {unknown[0]!r:.80}; expected {', '.join(values)}. Use those."
+            f"{head.name} has no derivative by {', '.join(unknown) or 'nothing':.80}; expected "
+            f"{', '.join(values)}. Use those."
         )
-    starts = {name: values[name] for name in along}
-    changes = {name: as_tensor(along[name], f"{head.name}'s {name}").to(one) for name, one in starts.items()}
+    starts, changes = {name: values[name] for name in along}, {}
+    for name, one in starts.items():
+        change = as_tensor(along[name], f"{head.name}'s {name}").to(one)
+        changes[name] = like_values(head.name, f"a change of {name}", change, one.shape)
     return tuple(map(restored, torch.func.jvp(function, (starts,), (changes,))))

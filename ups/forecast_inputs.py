@@ -153,11 +153,11 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
         ),
         (
             is_count(num_frames) and (num_frames == 1 or not is_steady),
-            f"{num_frames} frames to forecast; expected {num_wanted}. Ask for 1",
+            f"{num_frames!r:.40} frames to forecast; expected {num_wanted}. Ask for 1",
         ),
         (
             dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
-            f"the time step {dt}; expected {trained:g}, with which the operator was trained. "
+            f"the time step {dt!r:.40}; expected {trained:g}, with which the operator was trained. "
             "Take frames so far apart, or train with the other step",
         ),
     ]

@@ -1,6 +1,7 @@
 """Measurements of a coefficient, a solution or a state, with noise, as they are passed to `prior` and
 `sample`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,10 +68,11 @@ def observed(
     first: the first frame that may be observed, None for a steady task. Raises ValueError."""
     parts = _parts(task, "observations", given, ["frames"] * (first is not None))
     values, noise, mask = (parts[key].double().cpu() for key in ("values", "noise", "mask"))
-    frames = parts.get("frames", torch.zeros(1)).tolist()
+    frames = parts.get("frames", torch.zeros(1)).flatten().tolist()
     values = values if first is not None or values.ndim > len(shape) else values[None]
     wrong = ""
-    if not frames or frames != sorted({round(one) for one in frames}) or frames[0] < (first or 0):
+    whole = sorted({int(one) for one in frames if math.isfinite(one)})
+    if not frames or frames != whole or frames[0] < (first or 0):
         wrong = f"frames {frames!r:.60}; expected ascending whole numbers from {first} on (0 is the start)"
     elif tuple(values.shape) != (len(frames), *shape):
         wrong = f"values of shape {tuple(values.shape)}; expected {(len(frames), *shape)}"
@@ -81,11 +83,11 @@ def observed(
     noise, mask = (
         like_values(task, what, one, values.shape) for what, one in (("noise", noise), ("mask", mask))
     )
-    mask = values.isfinite() & mask.isfinite() & (mask != 0)
+    mask = ~values.isnan() & mask.isfinite() & (mask != 0)
     if not bool(mask.any()):
         raise ValueError(f"{task} was given no observed value; expected some that are finite. Pass these.")
     check_values(task, "observations", values[mask], noise[mask])
-    return [round(one) for one in frames], values, mask, noise
+    return whole, values, mask, noise
 
 
 def _parts(name: str, what: str, given: Any, others: Sequence[str]) -> dict[str, Tensor]:

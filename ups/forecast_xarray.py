@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ups.common.device import refuse_gradient
 from ups.tasks import Task
+from ups_discovery.boundary import PERIODIC, along
 
 AXIS_TOLERANCE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
 STEP = "step_seconds"  # attribute of a coordinate of dates: the time step, which one date does not have
@@ -21,8 +22,9 @@ def as_tensor(u: Any, name: str) -> Tensor:
     Masked values become NaN. Raises ValueError, with `name`, for anything else, also for a list of tensors
     that require a gradient."""
     if isinstance(u, Tensor):
-        if u.is_complex():
-            raise _not_numbers(name, str(u.dtype))
+        if u.is_complex() or u.is_quantized or u.is_meta or u.layout != torch.strided:
+            wrong = u.layout if u.layout != torch.strided else u.device if u.is_meta else u.dtype
+            raise _not_numbers(name, str(wrong))
         return u.to(torch.promote_types(u.dtype, torch.float32))
     with torch.enable_grad():  # in which torch refuses to lose a gradient
         try:
@@ -64,15 +66,25 @@ def unlabel(
                 f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
                 f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename or add them."
             )
+        for name in fields:
+            _check_unit(u[name], name, task)
         u = u[list(fields)].to_array("channel")
     elif "channel" not in u.dims:
         u = u.expand_dims("channel")
-    elif "channel" in u.coords and set(fields) <= set(u["channel"].values.tolist()):
-        u = u.sel(channel=list(fields))
+    elif "channel" in u.coords and u["channel"].dtype.kind in "OUST":
+        names = [*map(str, u["channel"].values)]
+        if any(names.count(name) != 1 for name in fields):
+            raise ValueError(
+                f"{task.name} was given the channels {', '.join(names):.200}; expected {', '.join(fields)}, "
+                "each once. Rename them, or drop their names if they are in this order."
+            )
+        u = u.isel(channel=[names.index(name) for name in fields])
+    if len(fields) == 1:
+        _check_unit(u, fields[0], task)
     batch = [name for name in u.dims if name not in (*task.axes, "time", "channel")]
-    if len(batch) > 1 or not set(task.axes) <= set(u.dims):
+    if len(batch) > 1 or not set(task.axes) <= set(u.dims) or 0 in u.shape:
         raise ValueError(
-            f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
+            f"{task.name} was given dimensions {', '.join(map(str, u.dims))} of {u.shape}; expected "
             f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
             "Rename or select them."
         )
@@ -92,6 +104,7 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
 
     u0: the start; if both have times, the forcing must begin at its last frame. Raises ValueError, by name.
     """
+    _check_unit(values, name, task)
     axes = () if name in task.series else task.axes
     batch = [dim for dim in values.dims if dim not in (*axes, "time")]
     if len(batch) > 1 or not {"time", *axes} <= {*values.dims}:
@@ -116,15 +129,36 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
     return values.transpose(*batch, "time", *axes).values
 
 
+def _check_unit(u: Any, name: str, task: Task) -> None:
+    """Raise ValueError if a labelled field states another unit than the weights."""
+    found, known = u.attrs.get("units"), task.units.get(name)
+    if found and known and str(found).split() != known.split():
+        raise ValueError(
+            f"{task.name} was given {name} in {found!r:.80}; expected {known!r}, as it was trained. Convert "
+            "it, or correct its attribute units if that is the same unit."
+        )
+
+
 def _regular(u: Any, task: Task, axes: tuple[str, ...], dt: float) -> Any:
     """A labelled field with ascending coordinates along `axes`. Raises ValueError unless they, and its times
-    if dt is not 0, have the task's steps."""
+    if dt is not 0, have the task's steps, and coordinates its place where an equation may depend on it."""
     u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
     spans = dict(zip(task.axes, task.spans, strict=True))
     steps = {axis: (spans[axis][1] - spans[axis][0]) / u.sizes[axis] for axis in axes}
     for name, step in (steps | ({"time": dt} if dt else {})).items():
         if name in u.coords:
             _check_steps(u[name].values.reshape(-1), name, step, task)
+    ends = dict(zip(task.axes, along(task.boundary, task.ndim), strict=True))
+    for axis in axes:
+        is_free = ends[axis] == PERIODIC and task.is_shifted and axis not in task.fixed_axes
+        if is_free or axis not in u.coords or u[axis].dtype.kind not in "iuf":
+            continue
+        first, wanted = float(u[axis].values.reshape(-1)[0]), spans[axis][0] + steps[axis] / 2
+        if abs(first - wanted) > steps[axis]:
+            raise ValueError(
+                f"{task.name} was given the coordinate {axis} from {first:g} on; expected it from {wanted:g} "
+                "on, as it was trained. Select those cells, or correct it."
+            )
     return u
 
 

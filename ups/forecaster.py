@@ -79,6 +79,13 @@ class Forecaster:
             from ups.hub import fetch
 
             folder = fetch(str(folder))
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ValueError(
+                f"the device is {device!r:.40}, which torch cannot use here "
+                f"({str(error).partition('. ')[0]:.90}); expected such as 'cpu'. Name another."
+            ) from error
         folder = Path(folder)
         inside = folder / "operator"
         if not folder.is_dir():
@@ -90,6 +97,11 @@ class Forecaster:
             stage_of_run(folder, "operator")
         with torch.random.fork_rng([]):  # layers draw weights, which those of the file then replace
             operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
+        if not callable(solvers := solvers or {}) and not {*solvers} <= {*operator.names}:
+            raise ValueError(
+                f"solvers is {solvers!r:.80}; expected step(u), or TASK -> step(u) of the tasks of these "
+                f"weights: {', '.join(operator.names)}. Pass these."
+            )
         return cls(operator, folder if inside.is_dir() else folder.parent)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ this is strong-constraint 4D-Var.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,7 +182,7 @@ def invert(
 ) -> Inversion:
     """As `ups.invert`."""
     head = model.operator.head(task)
-    unknown = [unknown] if isinstance(unknown, str) else [*unknown]
+    unknown = [*unknown] if isinstance(unknown, Iterable) and not isinstance(unknown, str) else [unknown]
     check_unknown(head, unknown, u0, parameters, forcing)
     check_random(task, seed, None, 1)
     if not is_count(members):
@@ -292,9 +292,12 @@ def law_of(head: TaskHead, prior: Field | None) -> list[list[float]]:
             )
         return head.facts.starts
     u = as_tensor(prior, f"{head.name}'s prior")
-    if u.shape[1:] != (codec.num_channels, *codec.space):
+    is_right = len(u.shape) > 1 and len(u) > 0 and u.shape[1:] == (codec.num_channels, *codec.space)
+    if not is_right or not bool(codec.masked(u).isfinite().all()):
         raise ValueError(
-            f"{head.name} was given a prior of shape {tuple(u.shape)}; expected typical starts (rows, "
-            f"{codec.num_channels}, {', '.join(map(str, codec.space))}). Pass these."
+            f"{head.name} was given a prior of shape {tuple(u.shape)}{' with NaN or infinity' * is_right}; "
+            f"expected typical starts (rows, {codec.num_channels}, {', '.join(map(str, codec.space))}), "
+            "finite. Pass these."
         )
+    u = codec.masked(u)
     return spectrum_of(codec.normalise(head.task.counted(u, codec.fields).float()), head.task.boundary)

@@ -235,8 +235,8 @@ def failing(error: BaseException):
             "and write. Change their",
         ),
         (
-            OSError(errno.ENOSPC, "No space left on device"),
-            "x: the disk of a file is full (No space left on device); expected room to write. Free some, "
+            OSError(errno.ENOSPC, "No space left on device", "source", None, "copy"),
+            "x: the disk of copy is full (No space left on device); expected room to write. Free some, "
             "then run the same command",
         ),
         (

@@ -69,12 +69,23 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
     args = read_command(__doc__, OPTIONS | default, arguments, **about)
     require_posix("writing forecasts to a file")
     output, folder = args.output, args.output.absolute().parent
-    if output.exists() or not folder.is_dir():
+    if output.exists() or output.is_symlink() or not folder.is_dir():
         raise ValueError(f"--output is {output}; expected a new file in an existing folder. Name another.")
     if args.frames < 1 or args.members < min(1, members):
         raise ValueError(
             f"--frames is {args.frames} and --members {args.members}; expected at least 1 "
             f"frame, and {min(1, members)} members or more. Correct them."
+        )
+
+    if min(args.space_stride, args.time_stride) < 1:
+        raise ValueError(
+            f"--space-stride is {args.space_stride} and --time-stride {args.time_stride}; expected at "
+            "least 1. Correct them."
+        )
+    if not args.members and (args.by or args.evaluations is not None):
+        raise ValueError(
+            f"--by is {args.by} and --evaluations {args.evaluations} without members; expected how members "
+            "are sampled. Add --members, or leave these out."
         )
 
     # ---- model
@@ -88,7 +99,8 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
         source = open_input(head.task, args.input, facts["dt"], args.parameters, **strides)
     else:
         source = open_data(args.input, args.task, **strides)
-    rows, num_input = rows_of(args.rows, source.num_trajectories), args.context or source.num_frames
+    rows = rows_of(args.rows, source.num_trajectories)
+    num_input = source.num_frames if args.context is None else args.context
     if not head.history <= num_input <= source.num_frames:
         raise ValueError(
             f"--context is {num_input}; expected at least {head.history}, the history of {args.task}, "

@@ -66,8 +66,8 @@ def message_of(error: BaseException) -> str:
     is_bare = isinstance(error, OSError) and not error.__cause__  # otherwise its message is explained already
     if is_bare and error.errno in NO_ROOM:
         return (
-            f"the disk of {error.filename or 'a file'} is full ({error.strerror}); expected room to "
-            "write. Free some, then run the same command again"
+            f"the disk of {error.filename2 or error.filename or 'a file'} is full ({error.strerror}); "
+            "expected room to write. Free some, then run the same command again"
         )
     if is_bare and error.errno in NO_ACCESS:
         return (
@@ -381,5 +381,5 @@ def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
         raise OSError(
             error.errno,
             f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that may be written and "
-            f"{num_bytes / 2**20:.0f} MiB of room in it. Free some, or change {keys}",
+            f"{max(1, num_bytes / 2**20):.0f} MiB of room in it. Free some, or change {keys}",
         ) from error

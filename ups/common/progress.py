@@ -73,6 +73,8 @@ class Bar(tqdm):
             mininterval=0.5 if is_terminal else 30.0,
             **options,
         )
+        if not self.disable and self.ncols is not None and self.ncols < 1:  # a terminal of no size
+            self.dynamic_ncols, self.ncols, self.nrows = None, 80, None
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._count, self._noted_at = count, -math.inf
         _shown = self if is_main else None

@@ -222,7 +222,7 @@ def check_rows(
     trajectory with the same start, for each; is_declared: the user declares the files.
     """
     again = "repair the numbers, or leave them out" if is_declared else "generate or download the file again"
-    skip = f" (task.{task}.skip_missing: true leaves out such frames)" * is_declared
+    skip = f" (float32 ends at 3e38; task.{task}.skip_missing: true leaves out such frames)" * is_declared
     copied: dict[bytes, int] = {}
     earlier = [copied.setdefault(digest, i) for i, digest in enumerate(scan.whole)]
     copies = [(i, j) for i, j in enumerate(earlier) if i != j]

@@ -22,6 +22,7 @@ from ups.generative.validation import validated_samplers
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
+from ups.models.band import MIN_ROWS
 from ups.report import drawing, figures, figures_ensemble
 from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered, render
 from ups.results import OBSERVED, Entry, Interval
@@ -217,6 +218,7 @@ def trust_section(tasks: dict[str, Entry]) -> Markup:
         curves=figures.trust(banded),
         figure=drawing.to_html,
         without=[name for name in tasks if name not in banded],
+        least=MIN_ROWS,
     )
 
 

@@ -29,7 +29,7 @@ def get_task(name: str) -> Task:
     """The task called `name`. Raises ValueError with the nearest spelling for an unknown one."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(
             f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key data.tasks), or a "
             f"user task, whose data task.{name:.80}.files names (docs/own_data.md)."

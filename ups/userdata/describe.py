@@ -65,7 +65,7 @@ def describe_file(path: str) -> str:
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
-    with open_store(path) as store:
+    with np.errstate(over="ignore"), open_store(path) as store:
         require_few(store, store.first_names())  # before all are looked at
         require_few(store, store.names())
         name, head = _name(Path(store.path)), Line("files", *pattern_of(Path(store.path)))

@@ -76,7 +76,8 @@ def dominant(
                 for values in sampled_frames(store, place, axes, count, first_frame, missing):
                     for field, u in zip(place.fields, values, strict=True):
                         precision[field] = max(precision[field], float(np.finfo(u.dtype).eps))
-                        u = np.asarray(u[np.isfinite(u)], np.float64)
+                        u = np.asarray(u, np.float64)
+                        u = u[np.abs(u) < 1e150]  # beyond it squares overflow
                         if u.size:
                             shift = moments[field][3] if field in moments else u[0]
                             moments[field] = moments.get(field, 0) + np.array(

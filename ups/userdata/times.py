@@ -65,12 +65,15 @@ def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> floa
     steps = np.diff(times)
     if len(jumps_in(times)):
         return float(np.median(steps))
+    even = (
+        f"Write {key}.dt: {np.median(steps):g} to count all steps as equal, as those of months; or leave "
+        f"uneven ones out ({key}.first_frame)."
+    )
     raise config_error(
         f"{key}.dt",
         f"{place} in {store.path} has steps of {steps.min():g} to {steps.max():g}",
         "equal, increasing ones",
-        f"Write {key}.dt: {np.median(steps):g} to count all steps as equal, as those of months; or leave "
-        f"uneven ones out ({key}.first_frame).",
+        even if np.median(steps) > 0 else "Write the frames in the order of their times.",
     )
 
 

@@ -150,12 +150,14 @@ class Solver(Base):
 
     def called(self, u: Any, name: str, **offered: Any) -> Any:
         """The function's result for u in its own kind of array, with what it accepts of `offered`. Raises
-        ValueError for a result of another shape."""
-        found = self.step(u, **{key: value for key, value in offered.items() if key in self.accepts})
-        if tuple(getattr(found, "shape", ())) != tuple(u.shape):
+        ValueError for a result of another shape or no floats. The function may write into its argument."""
+        own = u.copy() if isinstance(u, np.ndarray) else u.clone() if isinstance(u, Tensor) else u
+        found = self.step(own, **{key: value for key, value in offered.items() if key in self.accepts})
+        kind = str(getattr(found, "dtype", type(found).__name__))
+        if tuple(getattr(found, "shape", ())) != tuple(u.shape) or "float" not in kind:
             raise ValueError(
-                f"{name} gave {getattr(found, 'shape', type(found).__name__)} for a field of shape "
-                f"{tuple(u.shape)}; expected that shape. Let it return (batch, channel, *space)."
+                f"{name} gave {getattr(found, 'shape', 'no array:')} {kind} for a field of shape "
+                f"{tuple(u.shape)}; expected floats of that shape. Let it return (batch, channel, *space)."
             )
         return found
 
