@@ -72,17 +72,9 @@ def test_times_of_every_file_group_and_row_are_looked_at(tmp_path):
     for dt in (None, DT, "t"):
         refused(tmp_path, r"task.ks.dt: the frames of \S+b.h5 are 5 apart; expected 0.5 as of the", dt=dt)
     write(tmp_path / "b.h5", u=u, t=np.array([0, 0.01, 0.02, 1.9, 2.0]))  # the two ends alone are right
-<<<<<<< HEAD
     refused(tmp_path, r"t in \S+b.h5 has steps of 0.01 to 1.88; expected equal, increasing ones")
-=======
-    refused(
-        tmp_path,
-        section(tmp_path),
-        r"t in \S+b.h5 has steps of 0.01 to 1.88; expected equal, increasing ones",
-    )
     write(tmp_path / "b.h5", u=u, t=-DT * t)
-    refused(tmp_path, section(tmp_path), r"b.h5 has steps of -0.5 to -0.5; .* in the order of their times")
->>>>>>> h-red
+    refused(tmp_path, r"b.h5 has steps of -0.5 to -0.5; .* in the order of their times")
     (tmp_path / "b.h5").unlink()
     write(tmp_path / "a.h5", u=u, t=DT * t[None] * np.arange(1, N + 1)[:, None])
     refused(tmp_path, r"a.h5: row 1 of t has other steps than row 0; expected the same of every trajectory")
