@@ -189,6 +189,8 @@ class Operator(TaskNetwork):
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
         u_next = u_base + head.codec.decode(scale * change)
+        if head.wave_bounds is not None:
+            u_next = head.wave_bounds(u_next, u_base)
         return head.codec.projected(head.constrained(u_next, u[:, -1])), features
 
     @plain_torch(keeps_gradient=True)
@@ -246,7 +248,7 @@ class Operator(TaskNetwork):
         head, other = self.head(task), copy.copy(self)
         changed = head.with_facts()
         changed.base = base.unbounded()
-        changed.constraints = changed.invariants
+        changed.constraints, changed.wave_bounds = changed.invariants, None
         other._modules = self._modules | {"heads": nn.ModuleDict({**self.heads, task: changed})}
         other.traces = Traces()
         return other
