@@ -402,10 +402,10 @@ def strangers(record: Record) -> Rows:
 
     cells = [cell(name, found[name]) if name in found else MISSING for name in STRANGERS]
     best = min({*found} - {"ours"}, key=lambda name: error(record, name), default="ours")
-    ours, rival = ({seed: row["error"] for seed, row in found[name].items()} for name in ("ours", best))
+    ours, rival = (rows(record, name) for name in ("ours", best))
     persistence = ", ".join(number(record["persistence"][part]) for part in ("first", "error", "late"))
-    ratios = [ours[seed] / rival[seed] for seed in ours if seed in rival]
-    yield record["task"], persistence, *cells, span(ratios, True)
+    ratios = [ours[seed]["error"] / rival[seed]["error"] for seed in ours if seed in rival]
+    yield record["task"], persistence, *cells, span(ratios, True) if ratios else MISSING
 
 
 # ---- films and their equations -----------------------------------------------------------------------------
