@@ -12,7 +12,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,6 +133,12 @@ def number(value: float | None, is_ratio: bool = False) -> str:
     if not math.isfinite(value):
         return "diverged"
     return f"{value:.2g}" if is_ratio or 1e-2 <= value < 1e3 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def span(values: Collection[float | None], is_ratio: bool = False) -> str:
+    """The smallest and the largest of some values, or the only one."""
+    found = [math.inf if value is None else value for value in values]
+    return " to ".join(number(end, is_ratio) for end in sorted({min(found), max(found)}))
 
 
 def over(value: float | None, other: float | None) -> str:
@@ -369,8 +375,8 @@ def transfer(record: Record) -> Rows:
     def cell(errors: dict[int, float]) -> str:
         if not errors:
             return MISSING
-        ends = " to ".join(number(end) for end in (min(errors.values()), max(errors.values())))
-        return number(statistics.geometric_mean(errors.values())) + f" ({ends})" * (len(errors) > 1)
+        ends = f" ({span(errors.values())})" * (len(errors) > 1)
+        return number(statistics.geometric_mean(errors.values())) + ends
 
     for column in sorted(columns(record), key=str.split):
         own = [values(column, count) for count in COUNTS]
@@ -385,16 +391,21 @@ HEADER = f"problem; persistence; {'; '.join(STRANGERS.values())}; UPS / best"
 
 @table("strangers", "docs/peers.md", "strangers", HEADER)
 def strangers(record: Record) -> Rows:
-    """UPS and networks by the code of their authors; first frame, 20 frames, frame 60."""
+    """UPS and networks by the code of their authors: first frame, 20 frames (the range over seeds), frame 60,
+    steps; and the ratios of common seeds to the best rival."""
+    found = {name: own for name in STRANGERS if (own := rows(record, name))}
 
-    def cell(row: dict[str, float]) -> str:
-        return ", ".join(number(row[part]) for part in ("first", "error", "late"))
+    def cell(name: str, some: dict[int, Record]) -> str:
+        first, late = (mean(row[part] for row in some.values()) for part in ("first", "late"))
+        errors = span([row["error"] for row in some.values()])
+        return f"{number(first)}, {errors}, {number(late)} ({longest(record, name)[0]['steps']})"
 
-    own = {one["key"]["column"]: one for one in record["entries"]}
-    cells = (f"{cell(own[name]['row'])} ({own[name]['steps']})" if name in own else "-" for name in STRANGERS)
-    rivals = [one["row"]["error"] for name, one in own.items() if name != "ours"]
-    ratio = over(own["ours"]["row"]["error"], min(rivals)) if rivals and "ours" in own else "-"
-    yield record["task"], cell(record["persistence"]), *cells, ratio
+    cells = [cell(name, found[name]) if name in found else MISSING for name in STRANGERS]
+    best = min({*found} - {"ours"}, key=lambda name: error(record, name), default="ours")
+    ours, rival = (rows(record, name) for name in ("ours", best))
+    persistence = ", ".join(number(record["persistence"][part]) for part in ("first", "error", "late"))
+    ratios = [ours[seed]["error"] / rival[seed]["error"] for seed in ours if seed in rival]
+    yield record["task"], persistence, *cells, span(ratios, True) if ratios else MISSING
 
 
 # ---- films and their equations -----------------------------------------------------------------------------

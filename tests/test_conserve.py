@@ -15,7 +15,7 @@ from ups.data.cache import Cache
 from ups.evaluation.forecast import conservation_error
 from ups.generative.conditions import StateConditions
 from ups.generative.sampling import Starts, sample_rollout
-from ups.models.constraints import correction
+from ups.models.constraints import Shells, correction
 from ups.models.facts import HeadFacts, describe_tokenizer
 from ups.models.head import TaskHead
 from ups.models.head_setup import conserved_facts
@@ -106,6 +106,19 @@ def test_the_base_conserves_it_too_and_gradients_pass():
     )
     full.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.out.parameters())
+
+
+def test_rollouts_bound_the_waves_of_the_network_and_training_does_not():
+    operator, w, none = operator_of("burgers1d", False), noise(3, 1, 1, 8), torch.zeros(3, 0)
+    head, shells = operator.heads["burgers1d"], Shells((8,), "periodic")
+    known = head.parameter_batch(none)
+    free, base = operator.step(w, "burgers1d", known)
+    assert (shells(free) > 1.1 * shells(base)).any()  # the network amplifies waves
+    operator.heads["burgers1d"] = head.with_facts(waves=[[0.0] * shells.sums.shape[1]])
+    assert torch.equal(operator.step(w, "burgers1d", known)[0], free)
+    for is_training in (True, False):  # validation, which has no gradient, and service
+        found = operator.train(is_training).forecast(w.requires_grad_(not is_training), "burgers1d", none, 2)
+        assert (shells(found) <= 1.001 * shells(base) + 1e-5).all()
 
 
 @pytest.mark.parametrize("name", [*GAS, "ns_incom2d"])

@@ -18,7 +18,9 @@ from ups.generative.fit_limits import (
     fit_gains_of_sampled_states,
     measure_residuals,
 )
-from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
+from ups.generative.limits import LARGEST, WaveLimits
+from ups.models.constraints import Shells, WaveBounds
+from ups.models.head_setup import strongest_waves
 from ups_discovery.seeds import generator
 from ups_discovery.spectral import FieldTransform
 
@@ -59,7 +61,7 @@ def band(
     """Fields (count, channels, *space) of waves first <= |k| < last alone, their power falling as |k|^-2
     slope."""
     transform = FieldTransform(space, boundary)
-    k = wave_numbers(transform, boundary)
+    k = transform.wave_numbers
     size = torch.where((k >= first) & (k < last), k.clamp_min(0.5) ** -slope, 0.0).float()
     return transform.inverse(transform(noise(count, channels, *space, key=key)) * size)
 
@@ -107,7 +109,7 @@ class Way:
 
     def residual(self, source, tokens, facts, noise, second, is_limited: bool = True) -> Tensor:
         transform = FieldTransform(source.space, source.boundary)
-        k = wave_numbers(transform, source.boundary)
+        k = transform.wave_numbers
         size = torch.where((k >= 0.9) & (k < source.top), k.clamp_min(0.5) ** -2.0, 0.0).float()
         r = transform.inverse(transform(noise) * size) + self.white * second
         is_told = (facts[:, -1] > 0).view(-1, *[1] * (r.ndim - 1))
@@ -154,7 +156,7 @@ def test_samples_have_the_power_of_residuals_in_every_wave_and_none_if_states_ha
     fit(way, source)
     r, drawn, found, prediction = limited(way, source, 0.0, 3)
     limits = way.network.heads[source.name].limits
-    k = wave_numbers(limits.transform, boundary)
+    k = limits.transform.wave_numbers
     is_kept = (k >= 0.9) & (k < source.top)
     assert torch.equal(limits.is_silent, ~is_kept.expand(channels, -1))
     beyond, before = (
@@ -270,3 +272,44 @@ def test_limits_do_not_depend_on_the_number_of_ranks():
         fit(way, source, rank(number))
     for key, value in way.network.heads["flow"].limits.state_dict().items():
         torch.testing.assert_close(value, alone[key], msg=key)
+
+
+@pytest.mark.parametrize(("boundary", "space", "channels"), CASES)
+def test_no_wave_of_a_forecast_is_stronger_than_those_of_the_data_and_of_the_base(boundary, space, channels):
+    shells = Shells(space, boundary)
+    waves = [[2.0] * shells.sums.shape[1]] * channels
+    task = SimpleNamespace(boundary=boundary, moving=range(channels))
+    facts = SimpleNamespace(waves=waves)
+    head = SimpleNamespace(name="flow", task=task, codec=SimpleNamespace(space=space), facts=facts)
+    bounds = WaveBounds(head)
+    w, w_base = 3 * noise(2, 3, channels + 1, *space), 2 * noise(2, 3, channels + 1, *space, key=1)
+    found = bounds(w, w_base)
+    before, after, base = (shells(part[:, :, :channels]) for part in (w, found, w_base))
+    torch.testing.assert_close(after, torch.minimum(before, base.clamp_min(2)), rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[:, :, channels:], w[:, :, channels:])  # fields that are constant in time
+    assert torch.equal(bounds(w / 90, w_base), w / 90) and torch.equal(bounds(w, w), w)
+    none = torch.zeros_like(w, requires_grad=True)
+    bounds(none, w_base).sum().backward()
+    assert none.grad.isfinite().all()
+    facts.waves = [row[1:] for row in waves]
+    with pytest.raises(ValueError, match="the weights of flow have bounds for .* shells of waves; expected"):
+        WaveBounds(head)
+
+
+def test_bounds_of_waves_are_the_strongest_of_the_training_data_widened():
+    rows, place = torch.arange(16), 2 * math.pi * torch.arange(12) / 12
+    w = torch.zeros(16, 5, 2, 12)
+    w[3, 2, 0], w[7, 1, 1] = 4 * (2 * place + 1).cos(), 2.0
+    cache = SimpleNamespace(
+        task=SimpleNamespace(boundary="periodic", moving=("u", "v")),
+        tokenizer=SimpleNamespace(space=(12,)),
+        num_frames=5,
+        rows_by_parameter=lambda split, count: rows,
+        row_blocks=lambda some, frames, most: some.split(8),
+        batch=lambda some, first, count, device: w[some],
+    )
+    head = SimpleNamespace(scale=torch.ones(1), codec=SimpleNamespace(decode=lambda z: z))
+    expected = torch.zeros(2, 7)
+    expected[0, 2], expected[1, 0] = 4 * math.sqrt(6), 2 * math.sqrt(12)  # norms of the fields
+    found = torch.tensor(strongest_waves(head, cache))
+    torch.testing.assert_close(found, 1.5 * expected, rtol=1e-4, atol=1e-5)

@@ -154,6 +154,7 @@ class FieldTransform(nn.Module):
             shape[axis] = shape[axis] // 2 + 1
         self.shape = tuple(shape)
         self.modes = math.prod(self.shape)
+        self.firsts = [0.5 * (end == DIRICHLET) for end in ends]  # smallest wave numbers
 
     @property
     def multiplicity(self) -> Tensor:
@@ -162,6 +163,16 @@ class FieldTransform(nn.Module):
         for axis in self.periodic[-1:]:
             count.narrow(axis, 1, (self.space[axis] - 1) // 2).fill_(2.0)
         return count.flatten()
+
+    @property
+    def wave_numbers(self) -> Tensor:
+        """|k| of every mode (modes,), float64, in waves per box; along walls multiples of 1/2."""
+        waves = []
+        for axis, (n, size, first) in enumerate(zip(self.space, self.shape, self.firsts, strict=True)):
+            k = torch.arange(size, dtype=torch.float64)
+            waves.append(torch.minimum(k, n - k) if axis in self.periodic else k / 2 + first)
+        grid = torch.meshgrid(*waves, indexing="ij")
+        return torch.stack([k.square() for k in grid]).sum(0).sqrt().flatten()
 
     def forward(self, u: Tensor) -> Tensor:
         """(..., *space) to (..., modes); float32 or float64 as given."""

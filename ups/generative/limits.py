@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.metrics.spectra import ROUNDING
-from ups_discovery.boundary import DIRICHLET, along
+from ups.models.constraints import TINY
 from ups_discovery.spectral import FieldTransform
 
 CHANCE = 3.0  # standard errors; a gain is 1 and a pull 0 unless the moments differ by more
-TINY = 1e-30
 LARGEST = 2.0  # gain: waves that samples hardly have are not amplified without bound
 SECOND = (0, 2)  # evaluations of the samplers with the second row of gains
 SETS = 2  # of gains: for observed states and for sampled ones
@@ -37,7 +36,7 @@ class WaveLimits(nn.Module):
     def __init__(self, channels: int, *space: int, boundary: str):
         super().__init__()
         self.transform = FieldTransform(space, boundary)
-        shells = wave_numbers(self.transform, boundary).floor().long()
+        shells = self.transform.wave_numbers.floor().long()
         self.register_buffer("shells", shells, persistent=False)
         self.num_shells = int(shells.max()) + 1
         nothing = torch.tensor([0.0, 1.0]).view(2, 1, 1)
@@ -91,16 +90,3 @@ class WaveLimits(nn.Module):
     def without_silent(self, gains: Tensor) -> Tensor:
         """Gains with which w_pred + r has nothing in silent waves."""
         return torch.where(self.is_silent, gains.new_tensor([-1.0, 0.0]).view(2, 1, 1), gains)
-
-
-def wave_numbers(transform: FieldTransform, boundary: str) -> Tensor:
-    """|k| of every wave of a transform (modes,), in waves per box; along walls multiples of 1/2."""
-    waves = []
-    for axis, (n, size, end) in enumerate(
-        zip(transform.space, transform.shape, along(boundary, len(transform.space)), strict=True)
-    ):
-        k = torch.arange(size, dtype=torch.float64)
-        is_periodic = axis in transform.periodic
-        waves.append(torch.minimum(k, n - k) if is_periodic else (k + (end == DIRICHLET)) / 2)
-    grid = torch.meshgrid(*waves, indexing="ij")
-    return torch.stack([k.square() for k in grid]).sum(0).sqrt().flatten()

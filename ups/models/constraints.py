@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from ups.common.mask import filled
 from ups.tasks import Task
+from ups_discovery.spectral import FieldTransform
 
 GAMMA = 5 / 3  # adiabatic index of PDEBench's gas
+TINY = 1e-30
 MIN_RESTORED = 0.5  # factor on a pressure: a larger error than this is not one of the energy alone
 Constraint = Callable[[Tensor, Tensor], Tensor]
 
@@ -110,6 +112,49 @@ class Masked:
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
         return self.codec.masked(w)
+
+
+class WaveBounds(nn.Module):
+    """No shell of waves of the operator is stronger than both the strongest of the training trajectories,
+    widened, and that of the base. A network is fitted to strong waves; weak ones that it amplifies a little
+    in every call would rule a long rollout.
+
+    Raises ValueError unless the head's facts have a number for every moving field and shell.
+    """
+
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        waves, num = head.facts.waves, len(head.task.moving)
+        self.shells = Shells(head.codec.space, head.task.boundary)
+        if [len(row) for row in waves] != [count := self.shells.sums.shape[1]] * num:
+            raise ValueError(
+                f"the weights of {head.name} have bounds for {[len(row) for row in waves]!s:.80} shells of "
+                f"waves; expected {count} for each of {num} fields. Take another copy of them."
+            )
+        self.register_buffer("most", torch.tensor(waves), persistent=False)
+
+    def forward(self, w: Tensor, w_base: Tensor) -> Tensor:
+        """w (batch, time, C, *space) within the bounds; the same bits if it was."""
+        num, transform = len(self.most), self.shells.transform
+        moving, base = w[:, :, :num], w_base[:, :, :num]
+        most = torch.maximum(self.most, self.shells(base))
+        excess = (1 - most / self.shells(moving)).clamp_min(0) @ self.shells.sums.T
+        return torch.cat([moving - transform.inverse(excess * transform(moving)), w[:, :, num:]], 2)
+
+
+class Shells(nn.Module):
+    """The size of a field (..., *space) in every shell of waves: (..., shells), the root of their sum of
+    squares. A shell has the |k| that round up to one number, so the mean has its own."""
+
+    def __init__(self, space: Sequence[int], boundary: str):
+        super().__init__()
+        self.transform = FieldTransform(tuple(space), boundary)
+        sums = nn.functional.one_hot(self.transform.wave_numbers.ceil().long()).float()
+        self.register_buffer("sums", sums, persistent=False)  # (waves, shells)
+        self.register_buffer("count", self.transform.multiplicity, persistent=False)
+
+    def forward(self, w: Tensor) -> Tensor:
+        return (self.count * self.transform(w).abs().square() @ self.sums + TINY).sqrt()
 
 
 def correction(

@@ -221,10 +221,11 @@ class HeadFacts(Facts):
 
     is_conservative: the training data conserve what the equation conserves; conserved: the fields whose mean
     they keep, if the user names none. forcing_range, input_range (of a coefficient): as the bounds of the
-    state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
-    tried. is_deterministic: noise of measurement explains the errors. network_weight: of the network's output
-    (0: the base alone). band: the numbers of `ups.models.band.Band`. starts, forcings: of
-    `ups.models.starts`. twin: kind and settings of the base that was fitted once more (`Base.twin`).
+    state. waves: the sizes of `ups.models.constraints.WaveBounds`. start_frames: frames from which starts are
+    estimated, 0 if that is no better, None if it was not tried. is_deterministic: noise of measurement
+    explains the errors. network_weight: of the network's output (0: the base alone). band: the numbers of
+    `ups.models.band.Band`. starts, forcings: of `ups.models.starts`. twin: kind and settings of the base that
+    was fitted once more (`Base.twin`).
     """
 
     again, kept = AGAIN, ("input_codec",)
@@ -253,6 +254,7 @@ class HeadFacts(Facts):
     twin: dict[str, Any] | None = None
     forcing_range: dict[str, Range] | None = None
     input_range: dict[str, Range] | None = None
+    waves: list[list[Size]] | None = None
     starts: list[list[Size]] | None = None
     forcings: list[list[Size]] | None = None
     band: Annotated[dict[str, Any], Bound(is_band, "the numbers of a band")] | None = None

@@ -17,7 +17,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
-from ups.models.constraints import Bounds, constraints_of
+from ups.models.constraints import Bounds, WaveBounds, constraints_of
 from ups.models.facts import (
     AGAIN,
     CODEC,
@@ -133,6 +133,7 @@ class TaskHead(nn.Module):
     def _set_constraints(self) -> None:
         self.constraints = constraints_of(self)
         self.invariants = tuple(one for one in self.constraints if not isinstance(one, Bounds))
+        self.wave_bounds = WaveBounds(self).to(self.scale.device) if self.facts.waves is not None else None
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""

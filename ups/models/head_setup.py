@@ -11,7 +11,7 @@ from ups.config.model import ModelConfig
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
-from ups.models.constraints import correction
+from ups.models.constraints import Shells, correction
 from ups.models.facts import HeadFacts, data_facts
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
@@ -130,7 +130,7 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
 
 def calibrated(head: TaskHead, cache: Cache, seed: int) -> TaskHead:
     """The head with what it takes from the training data once its base is fitted: the network's unit, the
-    bounds of the fields and the range of the forcing or the coefficient.
+    bounds of the fields and of their waves, and the range of the forcing or the coefficient.
     """
     head.scale.copy_(residual_scale(head, cache, seed))
     for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
@@ -146,6 +146,8 @@ def calibrated(head: TaskHead, cache: Cache, seed: int) -> TaskHead:
             cache,
             lambda some: head.input_codec.decode(cache.inputs(some, head.scale.device)),
         )
+    elif cache.task.user_facts is not None:  # on the families of PDEBench they were not measured
+        ranges["waves"] = strongest_waves(head, cache)
     return head.with_facts(**ranges)
 
 
@@ -177,6 +179,20 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     return _widened_range(
         cache, rows, lambda some: head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device))
     )
+
+
+@torch.no_grad()
+def strongest_waves(head: TaskHead, cache: Cache) -> list[list[float]]:
+    """The largest size of `Shells` in the training trajectories, by moving field and shell, widened as the
+    `bounds`."""
+    shells = Shells(cache.tokenizer.space, cache.task.boundary).to(head.scale.device)
+    rows, found = cache.rows_by_parameter("train", MAX_TRAJECTORIES), []
+    for some in cache.row_blocks(rows, cache.num_frames, MAX_TRAJECTORIES):
+        w = head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device))
+        found.append(shells(w[:, :, : len(cache.task.moving)]).amax((0, 1)))
+    largest = torch.stack(found).amax(0)
+    _, most = widened(torch.zeros_like(largest), largest, len(rows))
+    return [[float(f"{value:.5g}") for value in row] for row in most.tolist()]
 
 
 @torch.no_grad()

@@ -189,6 +189,9 @@ class Operator(TaskNetwork):
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
         u_next = u_base + head.codec.decode(scale * change)
+        is_trained = self.training and torch.is_grad_enabled()  # windows hardly reach the bounds of waves
+        if head.wave_bounds is not None and not is_trained:
+            u_next = head.wave_bounds(u_next, u_base)
         return head.codec.projected(head.constrained(u_next, u[:, -1])), features
 
     @plain_torch(keeps_gradient=True)
@@ -246,7 +249,7 @@ class Operator(TaskNetwork):
         head, other = self.head(task), copy.copy(self)
         changed = head.with_facts()
         changed.base = base.unbounded()
-        changed.constraints = changed.invariants
+        changed.constraints, changed.wave_bounds = changed.invariants, None
         other._modules = self._modules | {"heads": nn.ModuleDict({**self.heads, task: changed})}
         other.traces = Traces()
         return other
