@@ -25,6 +25,7 @@ from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
 from ups.report import drawing, figures, figures_ensemble, model_card, report, sections
 from ups.report.summary import overview
+from ups.report.tables import MODELS
 from ups.results import Entry, Results
 from ups.tasks import get_task
 
@@ -474,6 +475,16 @@ def test_axes_are_lead_time_and_the_tasks_own_space(made):
     )
     text = path.read_text(encoding="utf-8")
     assert "∂u/∂t = 0; 4 trajectories" in text and "up to lead time 0.800" in text and '"t = "' not in text
+
+
+def test_the_legend_of_all_models_lies_inside_its_figure():
+    curve = dict.fromkeys(("lead", "value", "low", "high"), [1.0, 2.0])
+    entry = SimpleNamespace(models=lambda: [*MODELS], by_lead=lambda model, metric: curve)
+    figure = figures.by_lead(entry, sections.GROWTH, ())
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    extent = legend.get_window_extent()
+    assert len(legend.texts) == len(MODELS) and 0 < extent.x0 < extent.x1 < figure.bbox.x1
 
 
 def deuteranope(colour):
