@@ -522,7 +522,7 @@ CLIMATE = "run; sampler; field; variance; energy in octaves from wave 1 on; memo
 def climate(record: Record) -> Rows:
     """Long rollouts over exact samples, in the second half of their frames."""
     for run in record["entries"]:
-        where = f"{record['task']}, {run['starts']} starts, {run['frames']} frames"
+        where = f"{record['task']}, {run['starts']} starts x {run.get('members', 1)}, {run['frames']} frames"
         for (model, row), (i, field) in product(run["models"].items(), enumerate(run["fields"])):
             ratios, memory = (
                 [row[key][end][i] for end in ENDS] for key in ("over exact", "start less exact")
