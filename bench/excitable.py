@@ -185,9 +185,8 @@ def assess_climate(config: Config, args: Namespace) -> dict[str, Any]:
         models[model] = late_figures(u, exact[:, members:], start, truth.task.boundary, resamples)
         print(model, models[model], flush=True)
     facts = {"frames": args.climate, "task": args.task, "starts": len(rows), "members": members}
-    facts["fields"] = [*truth.task.moving]
-    base = ensembles.residuals.head.facts.base["name"]
-    return {"key": key_of(config, "climate"), "base": base, **facts, "models": models}
+    facts |= {"fields": [*truth.task.moving], "base": ensembles.residuals.head.facts.base["name"]}
+    return {"key": key_of(config, "climate"), **facts, "models": models}
 
 
 def key_of(config: Config, column: str) -> dict[str, Any]:
