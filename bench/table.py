@@ -493,6 +493,7 @@ EXCITABLE += "0, 1, 2, 3 or more new waves; their area and v; evaluations"
 
 
 @table("excitable", "docs/uncertain.md", "excitable", EXCITABLE)
+@table("excitable_seed0", "docs/uncertain.md", "excitable_seed0", EXCITABLE)
 @table("excitable_far", "docs/uncertain.md", "excitable_far", EXCITABLE)
 def excitable(record: Record) -> Rows:
     """Scores of ensembles of barkley2d over those of exact samples, and their new waves; means over seeds,
