@@ -15,13 +15,14 @@ entries of other seeds are kept; the table is made by bench/table.py.
     python -m bench.excitable --climate 400 --task burgers1d_forced --starts 100 --exact 8 \
         --config configs/small.yaml
 
-instead writes bench/results/climate/NAME.json: rollouts of one member from each start, by resampled residuals
+instead writes bench/results/climate/NAME.json: rollouts of --members from each start, by resampled residuals
 and samplers with at most one evaluation a frame. Of the second half of the frames: variance and energy by
 octave over those of exact samples from the same starts, and the correlation with the start.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -146,7 +147,7 @@ def assess(config: Config) -> dict[str, Any]:
 def late_figures(
     u: Tensor, exact: Tensor, start: Tensor, boundary: str, resamples: Resamples
 ) -> dict[str, Any]:
-    """Of the second half of rollouts u (n, 1, T, C, *space), by field: variance and energy by octave over
+    """Of the second half of rollouts u (n, M, T, C, *space), by field: variance and energy by octave over
     those of exact samples (n, K, T, C, *space), and correlation with the start (n, C, *space), also less
     theirs."""
     points = (0, 1, 2, *range(4, u.ndim))
@@ -169,21 +170,23 @@ def late_figures(
     }
 
 
-def assess_climate(config: Config, task: str, num_frames: int, starts: int, samples: int) -> dict[str, Any]:
-    """Long rollouts of the cheap samplers of a finished run. samples: exact ones from each start."""
-    ensembles, rows = load(config, task)
-    truth, rows, seed = ensembles.truth, rows[:starts], config.run.seed
-    exact = sample_exactly(truth, seed + 3, rows, num_frames, 1 + samples)
+def assess_climate(config: Config, args: Namespace) -> dict[str, Any]:
+    """Long rollouts of the cheap samplers of a finished run."""
+    ensembles, rows = load(config, args.task)
+    truth, rows, members, seed = ensembles.truth, rows[: args.starts], args.members, config.run.seed
+    exact = sample_exactly(truth, seed + 3, rows, args.climate, members + args.exact)
     start = truth.task.predicted(truth.frames(rows, truth.context - 1, 1))[:, 0]
     resamples, models = Resamples(config.evaluate.num_bootstrap, seed), {}
     cheap = [name for name, sampler in ensembles.samplers.items() if sampler.evaluations in (0, 1)]
     for model in ("exact", "dressed_resampled", *cheap):
-        u = exact[:, :1] if model == "exact" else rollouts(ensembles, model, rows, num_frames, 1)
-        models[model] = late_figures(u, exact[:, 1:], start, truth.task.boundary, resamples)
+        u = exact[:, :members]
+        if model != "exact":
+            u = rollouts(ensembles, model, rows, args.climate, members)
+        models[model] = late_figures(u, exact[:, members:], start, truth.task.boundary, resamples)
         print(model, models[model], flush=True)
-    facts = {"task": task, "fields": [*truth.task.moving], "frames": num_frames, "starts": len(rows)}
-    base = ensembles.residuals.head.facts.base["name"]
-    return {"key": key_of(config, "climate"), "base": base, **facts, "models": models}
+    facts = {"frames": args.climate, "task": args.task, "starts": len(rows), "members": members}
+    facts |= {"fields": [*truth.task.moving], "base": ensembles.residuals.head.facts.base["name"]}
+    return {"key": key_of(config, "climate"), **facts, "models": models}
 
 
 def key_of(config: Config, column: str) -> dict[str, Any]:
@@ -212,13 +215,12 @@ def main() -> None:
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--climate", type=int, metavar="FRAMES")
-    for name, default in (("task", TASK), ("starts", 32), ("exact", 2)):
+    for name, default in (("task", TASK), ("starts", 32), ("exact", 2), ("members", 1)):
         parser.add_argument(f"--{name}", default=default, type=type(default), help="of long rollouts")
     args = parse(parser)
     config = load_config(args.config, args.overrides)
     if args.climate:
-        found = [assess_climate(config, args.task, args.climate, args.starts, args.exact)]
-        keep(record_of(config, config.run.name, found), RESULTS / "climate")
+        keep(record_of(config, config.run.name, [assess_climate(config, args)]), RESULTS / "climate")
     else:
         runs, name, out = [], config.run.name, RESULTS / config.run.name
         for seed in args.seeds:

@@ -281,11 +281,8 @@ def main() -> None:
     parser.add_argument("--no-law", action="store_true")
     parser.add_argument("--climate", action="store_true")
     args = parser.parse_args()
-    print(
-        "| fake | "
-        + " | ".join(f"{count} starts: refused, undecided, passed" for count in args.starts)
-        + " |"
-    )
+    head = (f"{count} starts: refused, undecided, passed" for count in args.starts)
+    print(f"| fake | {' | '.join(head)} |")
     if args.climate:
         start, u = long_world(args.task, args.of)
         law, of_start = (u[:, 4:5], None) if args.no_law else (u[:, 1:4], start)

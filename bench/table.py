@@ -504,6 +504,7 @@ EXCITABLE += "0, 1, 2, 3 or more new waves; their area and v; evaluations"
 
 
 @table("excitable", "docs/uncertain.md", "excitable", EXCITABLE)
+@table("excitable_seed0", "docs/uncertain.md", "excitable_seed0", EXCITABLE)
 @table("excitable_far", "docs/uncertain.md", "excitable_far", EXCITABLE)
 def excitable(record: Record) -> Rows:
     """Scores of ensembles of barkley2d over those of exact samples, and their new waves; means over seeds,
@@ -533,7 +534,7 @@ CLIMATE = "run; sampler; field; variance; energy in octaves from wave 1 on; memo
 def climate(record: Record) -> Rows:
     """Long rollouts over exact samples, in the second half of their frames."""
     for run in record["entries"]:
-        where = f"{record['task']}, {run['starts']} starts, {run['frames']} frames"
+        where = f"{record['task']}, {run['starts']} starts x {run.get('members', 1)}, {run['frames']} frames"
         for (model, row), (i, field) in product(run["models"].items(), enumerate(run["fields"])):
             ratios, memory = (
                 [row[key][end][i] for end in ENDS] for key in ("over exact", "start less exact")

@@ -25,6 +25,7 @@ from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
 from ups.report import drawing, figures, figures_ensemble, model_card, report, sections
 from ups.report.summary import overview
+from ups.report.tables import MODELS
 from ups.results import Entry, Results
 from ups.tasks import get_task
 
@@ -245,17 +246,7 @@ def test_figures_are_written_as_readable_png_files(made):
             assert min(image.size) > 200
 
 
-def test_text_of_users_is_escaped(tmp_path):
-    results, _, _ = example()
-    results.facts["run"] = "<script>alert(1)</script>"
-    results.facts["environment"]["command"] = ["evaluate.py", "<b>"]
-    results.tasks = {}
-    report.write_report(results, {}, [], tmp_path / "report.html", {})
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<script>alert" not in text and "&lt;b&gt;" in text
-
-
-ODD = (  # units that are paths, mathematics, mark-up, and parts of the SVG that is made of a figure
+ODD = (  # paths, mathematics, mark-up, and parts of the SVG that is made of a figure
     "m/s",
     "../../s",
     "$\\frac{1}$",
@@ -268,11 +259,12 @@ ODD = (  # units that are paths, mathematics, mark-up, and parts of the SVG that
 
 
 @pytest.mark.parametrize("units", [ODD[:3], ODD[3:6], ODD[5:]])
-def test_a_unit_is_drawn_as_it_is_and_names_no_folder(tmp_path, units):
+def test_text_of_users_is_shown_as_it_is_and_names_no_folder(tmp_path, units):
     sample = example()[1]["advection1d"][0]
     results, (field, label, time) = example()[0], (f"u ({unit})" for unit in units)
     results.tasks = {"advection1d": results.tasks["advection1d"]}
     results.tasks["advection1d"].facts["fields"] = [field]
+    results.facts["run"], results.facts["environment"]["command"] = label, ["evaluate.py", time]
     sample |= {"fields": [field], "labels": [label], "time": time}
     path = tmp_path / "out" / "report.html"
     report.write_report(results, {"advection1d": [sample]}, [], path, {})
@@ -474,6 +466,16 @@ def test_axes_are_lead_time_and_the_tasks_own_space(made):
     )
     text = path.read_text(encoding="utf-8")
     assert "∂u/∂t = 0; 4 trajectories" in text and "up to lead time 0.800" in text and '"t = "' not in text
+
+
+def test_the_legend_of_all_models_lies_inside_its_figure():
+    curve = dict.fromkeys(("lead", "value", "low", "high"), [1.0, 2.0])
+    entry = SimpleNamespace(models=lambda: [*MODELS], by_lead=lambda model, metric: curve)
+    figure = figures.by_lead(entry, sections.GROWTH, ())
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    extent = legend.get_window_extent()
+    assert len(legend.texts) == len(MODELS) and 0 < extent.x0 < extent.x1 < figure.bbox.x1
 
 
 def deuteranope(colour):

@@ -90,7 +90,7 @@ def by_lead(
             ax.set_ylim(bottom=0)
         elif known:
             ax.set_ylim(bottom=0.6 * min(known))
-    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return fig
 
 
