@@ -26,20 +26,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.ndimage import zoom
 
 import ups
 from bench.command import parser_of
 from bench.entries import RESULTS, processor
 from bench.starts import ratio
-from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
-from ups.commands.corrector_data import restricted
+from ups.commands.corrector_costs import data_seconds, paying_runs, require_unseen, run_of, training_seconds
+from ups.commands.corrector_data import interpolated, restricted
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse
 from ups.metrics.spectra import octaves
 from ups.models.rollout import NUM_FIRST_CALLS
 from ups_discovery.boundary import PERIODIC
-from ups_discovery.spectral import resample
 
 FOLDER = RESULTS / "corrector"
 HORIZONS, FAR, UNSEEN = (1, 3), 10, 1000  # times the trained frames; without a truth; seed of the starts
@@ -72,14 +70,11 @@ def forecasts(model: Forecaster, task: str) -> Run:
 
 def on_grid(u: np.ndarray, cells: int, how: str) -> np.ndarray:
     """u (n, leads, channel, *space) with `cells` per axis."""
-    flat, ndim = u.reshape(-1, *u.shape[2:]).astype(float), u.ndim - 3
-    if how == "waves":
-        found = resample(torch.from_numpy(flat), [cells] * ndim, PERIODIC).numpy()
-    elif cells <= u.shape[-1]:
-        found = restricted(flat, u.shape[-1] // cells, how)
+    flat, size = u.reshape(-1, *u.shape[2:]).astype(float), u.shape[-1]
+    if cells <= size:
+        found = restricted(flat, size // cells, how)
     else:
-        factors = 1, 1, *[cells / u.shape[-1]] * ndim
-        found = zoom(flat, factors, order=3, mode="grid-wrap", grid_mode=True)
+        found = interpolated(flat, cells // size, how, "periodic", order=3)
     return found.reshape(*u.shape[:2], *found.shape[1:])
 
 
@@ -127,10 +122,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             largest = [abs(one).reshape(len(u), -1).max(1) for one in (states[:, -1], u)]
             row["grown"] = (largest[0] / largest[1]).tolist()
         if name in trained:
-            row |= {
-                "data": sum(made["parts"].values()),
-                "training": training_seconds(Path(trained[name])),
-            }
+            row |= {"data": data_seconds(made), "training": training_seconds(Path(trained[name]))}
             row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
             pairs = zip(rows["full"]["errors"], row["errors"], strict=True)
             row["over the full grid"] = [ratio(np.transpose(pair)) for pair in pairs]
