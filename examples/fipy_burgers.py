@@ -40,7 +40,7 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 12, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 16, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
     """Sums of waves of at least a quarter, largest values 0.1 to 1, as decayed waves are states, too."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     a, phase = draw.standard_normal((2, num, 4 * LENGTH, 1))

@@ -104,13 +104,15 @@ def solved(name: str, step: Any, u: np.ndarray, num: int) -> Iterator[np.ndarray
 
 
 def moved_on(args: Any, u: np.ndarray, coarse: Any) -> np.ndarray:
-    """Starts u (n, channel, *space) that the coarse solver has moved on by 0, 1 .. --horizons - 1 times the
-    frames of a trajectory, in turn: so the data hold states that only longer runs meet."""
+    """Starts u (n, channel, *space), of which the coarse solver has moved every second one on, by 1 ..
+    --horizons - 1 times the frames in turn: so the data hold states that only longer runs meet."""
     u = 1.0 * u
-    for horizon in range(1, min(args.horizons, len(u))):
-        some = restricted(u[horizon :: args.horizons], args.ratio, args.restrict)
-        *_, some = solved(args.solver, coarse, some, horizon * (args.frames - 1))
-        u[horizon :: args.horizons] = interpolated(some, args.ratio, args.restrict, args.boundary)
+    for horizon in range(1, min(args.horizons, len(u) // 2 + 1)):
+        rows = slice(2 * horizon - 1, None, 2 * (args.horizons - 1))
+        *_, some = solved(
+            args.solver, coarse, restricted(u[rows], args.ratio, args.restrict), horizon * (args.frames - 1)
+        )
+        u[rows] = interpolated(some, args.ratio, args.restrict, args.boundary)
     return u
 
 
