@@ -26,18 +26,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.ndimage import zoom
 
 import ups
 from bench.command import parser_of
 from bench.entries import RESULTS, processor
 from bench.starts import ratio
 from ups.commands.corrector_costs import data_seconds, paying_runs, require_unseen, run_of, training_seconds
-from ups.commands.corrector_data import interpolated, restricted
+from ups.commands.corrector_data import restricted
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse
 from ups.metrics.spectra import octaves
 from ups.models.rollout import NUM_FIRST_CALLS
 from ups_discovery.boundary import PERIODIC
+from ups_discovery.spectral import resample
 
 FOLDER = RESULTS / "corrector"
 HORIZONS, FAR, UNSEEN = (1, 3), 10, 1000  # times the trained frames; without a truth; seed of the starts
@@ -70,11 +72,14 @@ def forecasts(model: Forecaster, task: str) -> Run:
 
 def on_grid(u: np.ndarray, cells: int, how: str) -> np.ndarray:
     """u (n, leads, channel, *space) with `cells` per axis."""
-    flat, size = u.reshape(-1, *u.shape[2:]).astype(float), u.shape[-1]
-    if cells <= size:
-        found = restricted(flat, size // cells, how)
+    flat, ndim = u.reshape(-1, *u.shape[2:]).astype(float), u.ndim - 3
+    if how == "waves":
+        found = resample(torch.from_numpy(flat), [cells] * ndim, PERIODIC).numpy()
+    elif cells <= u.shape[-1]:
+        found = restricted(flat, u.shape[-1] // cells, how)
     else:
-        found = interpolated(flat, cells // size, how, "periodic", order=3)
+        factors = 1, 1, *[cells / u.shape[-1]] * ndim
+        found = zoom(flat, factors, order=3, mode="grid-wrap", grid_mode=True)
     return found.reshape(*u.shape[:2], *found.shape[1:])
 
 

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from scipy.ndimage import affine_transform
 
 from ups.commands.corrector_costs import break_even
 from ups.common.files import replacing, write_atomic, write_json
@@ -74,16 +73,18 @@ def restricted(u: np.ndarray, ratio: int, how: str) -> np.ndarray:
     return u
 
 
-def interpolated(u: np.ndarray, ratio: int, how: str, boundary: str, order: int = 1) -> np.ndarray:
-    """u (batch, channel, *space) on a grid with `ratio` times the cells per axis, which `restricted` undoes
-    for smooth fields. order: of the splines, if not of waves."""
-    space = [size * ratio for size in u.shape[2:]]
+def interpolated(u: np.ndarray, ratio: int, how: str, boundary: str) -> np.ndarray:
+    """u (batch, channel, *space) on a grid with `ratio` times the cells per axis: linear, or of the waves."""
     if how == "waves":
-        return resample(torch.from_numpy(u), space, PERIODIC).numpy()
-    first = (1 / ratio - 1) / 2 if how == "means" else 0  # in coarse cells
-    steps, offset = ([one, one, *[other] * len(space)] for one, other in ((1, 1 / ratio), (0, first)))
-    mode = "grid-wrap" if boundary == "periodic" else "nearest"
-    return affine_transform(u, steps, offset, (*u.shape[:2], *space), order=order, mode=mode)
+        return resample(torch.from_numpy(u), [size * ratio for size in u.shape[2:]], PERIODIC).numpy()
+    for axis in range(2, u.ndim):
+        size, shift = u.shape[axis], 0.5 if how == "means" else 0.0
+        place = (np.arange(size * ratio) + shift) / ratio - shift  # in coarse cells
+        low = np.floor(place).astype(int)
+        part = (place - low).reshape(-1, *[1] * (u.ndim - axis - 1))
+        rows = (end % size if boundary == "periodic" else end.clip(0, size - 1) for end in (low, low + 1))
+        u = sum(u.take(end, axis) * one for end, one in zip(rows, (1 - part, part), strict=True))
+    return u
 
 
 def solved(name: str, step: Any, u: np.ndarray, num: int) -> Iterator[np.ndarray]:
