@@ -32,7 +32,7 @@ import ups
 from bench.command import parser_of
 from bench.entries import RESULTS, processor
 from bench.starts import ratio
-from ups.commands.corrector_costs import paying_runs, require_unseen, run_of, training_seconds
+from ups.commands.corrector_costs import data_seconds, paying_runs, require_unseen, run_of, training_seconds
 from ups.commands.corrector_data import restricted
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse
@@ -127,10 +127,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             largest = [abs(one).reshape(len(u), -1).max(1) for one in (states[:, -1], u)]
             row["grown"] = (largest[0] / largest[1]).tolist()
         if name in trained:
-            row |= {
-                "data": sum(made["parts"].values()),
-                "training": training_seconds(Path(trained[name])),
-            }
+            row |= {"data": data_seconds(made), "training": training_seconds(Path(trained[name]))}
             row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
             pairs = zip(rows["full"]["errors"], row["errors"], strict=True)
             row["over the full grid"] = [ratio(np.transpose(pair)) for pair in pairs]

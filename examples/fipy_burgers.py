@@ -2,7 +2,7 @@
 
     make corrector SOLVER=examples.fipy_burgers:coarse FINE=examples.fipy_burgers:fine \
         STARTS=examples.fipy_burgers:starts RUN=burgers_fipy \
-        OPTIONS="--dt 0.05 --length 16 --symmetries shift --ratio 8" \
+        OPTIONS="--dt 0.05 --length 16 --symmetries shift --ratio 8 --horizons 3" \
         ARGS="operator.train.batch_size=2 operator.train.steps=1600"
     python examples/fipy_burgers.py                # with its weights
 """
@@ -40,7 +40,7 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 8, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 16, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
     """Sums of waves of at least a quarter, largest values 0.1 to 1, as decayed waves are states, too."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     a, phase = draw.standard_normal((2, num, 4 * LENGTH, 1))

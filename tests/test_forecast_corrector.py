@@ -2,10 +2,12 @@
 came, batched, conserving what the step conserves, and the user's own result where a check fails."""
 
 import importlib
+import json
 import math
 import re
 import sys
 import warnings
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -18,7 +20,7 @@ from user_files import SMALL
 from bench.starts import matrix, solved
 from ups import forecast_corrector as corrector
 from ups.commands import corrector_data
-from ups.commands.corrector_costs import corrected_runs, paying_runs, require_unseen, run_of
+from ups.commands.corrector_costs import corrected_runs, data_seconds, paying_runs, require_unseen, run_of
 from ups.common.place import ROOT
 from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
@@ -266,6 +268,7 @@ def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(
     assert corrector_data.main(options) == 0
     solvers = sys.modules["two_solvers"]
     assert solvers.calls == [4, 4, 4, 4, 2, 2]  # three parts
+    assert json.loads((tmp_path / "mine" / "made.json").read_text(encoding="utf-8"))["starts"] > 0
     u = solvers.starts().reshape(10, 2, 8, 4).mean(-1)
     parts = sorted((tmp_path / "mine").glob("part_*.npz"))
     with np.load(parts[1]) as part:
@@ -287,6 +290,21 @@ def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(
     assert np.allclose(waves, long, atol=1e-7)  # 8 cells lack the fifth wave
 
 
+@pytest.mark.parametrize("how", ["means", "points", "waves"])
+def test_the_coarse_solver_moves_every_second_start_on(how):
+    u = np.sin(2 * np.pi * (np.arange(64) + 1.5 * (how == "means")) / 64) * np.ones((8, 1, 1))
+    args = SimpleNamespace(horizons=3, frames=3, ratio=4, restrict=how, boundary="periodic", solver="my:step")
+    moved = corrector_data.moved_on(args, u, lambda u: u / 2)
+    assert (
+        abs(moved - u * np.array([1, 1 / 4, 1, 1 / 16] * 2)[:, None, None]).max() < 0.006
+    )  # linear in a cell
+    assert np.array_equal(moved[::2], u[::2])
+    with pytest.raises(
+        ValueError, match="my:step gave values up to nan at frame 1, .* before; expected a sol"
+    ):
+        corrector_data.moved_on(args, u, lambda u: u * np.nan)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -302,7 +320,9 @@ def test_solvers_that_cannot_be_used_are_refused_by_name(options, change, text):
 
 
 def test_runs_until_it_pays_by_hand():
-    n_star, low, high = paying_runs(30.0, [2.0] * 5, [0.5] * 5)
+    n_star, low, high = paying_runs(
+        data_seconds({"parts": {"a": 9, "b": 20}, "starts": 1}), [2.0] * 5, [0.5] * 5
+    )
     assert n_star == low == high == pytest.approx(20.0)
     assert paying_runs(30.0, [0.4], [0.5]) == [math.inf] * 3
     n_star, low, high = paying_runs(30.0, [1.0, 2.0, 3.0, 2.0], [0.5] * 4)

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,6 +93,11 @@ def paying_runs(
     return [float(found[0]), *np.quantile(found[1:], [0.025, 0.975], method="nearest").tolist()]
 
 
+def data_seconds(made: dict[str, Any]) -> float:
+    """Processor seconds of all that made.json records: starts and trajectories."""
+    return sum(made["parts"].values()) + made.get("starts", 0.0)
+
+
 def training_seconds(run: Path) -> float:
     """Processor seconds of the operator stage, from the start of Python to the last validation."""
     lines = (run / "operator" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -114,10 +120,10 @@ def break_even(run: Path, folder: Path, step: Step) -> str:
     for name, runs in found.items():
         last = torch.from_numpy(np.stack([u[-1:] for u, _ in runs]))
         errors[name], seconds[name] = float(nrmse(last, truth[:, -1:]).mean()), [s for _, s in runs]
-    made = json.loads((folder / "made.json").read_text(encoding="utf-8"))["parts"]
+    made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
     count = len(cache.trajectory.unique())
-    data, training = sum(made.values()), training_seconds(run)
-    fine_s = [data / count] if len(made) == 1 else [s * len(made) / count for s in made.values()]
+    data, training, parts = data_seconds(made), training_seconds(run), made["parts"].values()
+    fine_s = [seconds * len(parts) / count for seconds in parts]
     paid, low, high = paying_runs(data + training, fine_s, seconds["corrected"])
     coarse_s, corrected_s = (float(np.mean(seconds[name])) for name in ("coarse", "corrected"))
     after = "never" if math.isinf(paid) else f"after {paid:.0f} [{low:.0f}, {high:.0f}] runs"

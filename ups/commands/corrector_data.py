@@ -17,7 +17,7 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from ups_discovery.spectral import resample
 
 CHUNK = 4  # trajectories in a file
 GROWTH = 10  # times the largest value so far, after the first frame: the solution blows up
+FACTS = "ratio", "frames", "dt", "restrict", "fields", "horizons"
 OPTIONS: dict[str, dict[str, Any]] = {
     "--solver": {"required": True, "metavar": "MODULE:FUNCTION", "help": "a step on the coarse grid"},
     "--fine": {"required": True, "metavar": "MODULE:FUNCTION", "help": "a step on the fine grid"},
@@ -43,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--folder": {"required": True, "type": Path, "help": "of the data; its name is that of the task"},
     "--ratio": {"type": int, "default": 4, "help": "fine cells per coarse cell and axis"},
     "--frames": {"type": int, "default": 41, "help": "of a trajectory, the start included"},
+    "--horizons": {"type": int, "default": 1, "help": "times --frames that runs will last (`moved_on`)"},
     "--dt": {"type": float, "default": 1.0, "help": "time between frames"},
     "--boundary": {"default": "periodic", "help": "periodic, no_flux, dirichlet or outflow"},
     "--length": {"type": float, "default": 1.0, "help": "of the domain along each axis"},
@@ -71,31 +73,60 @@ def restricted(u: np.ndarray, ratio: int, how: str) -> np.ndarray:
     return u
 
 
-def trajectories(args: Any, fine: Any, u: np.ndarray) -> np.ndarray:
-    """Restricted frames (n, time, channel, *space) of the fine solver from u (n, channel, *space)."""
-    frames, sizes = [restricted(u, args.ratio, args.restrict)], [abs(u).max()]
-    for _ in range(args.frames - 1):
-        most = GROWTH * max(sizes) if len(sizes) > 1 else np.finfo(float).max
-        u = np.asarray(fine(u))
-        sizes.append(abs(u).max())
-        if not sizes[-1] <= most:
+def interpolated(u: np.ndarray, ratio: int, how: str, boundary: str) -> np.ndarray:
+    """u (batch, channel, *space) on a grid with `ratio` times the cells per axis: linear, or of the waves."""
+    if how == "waves":
+        return resample(torch.from_numpy(u), [size * ratio for size in u.shape[2:]], PERIODIC).numpy()
+    for axis in range(2, u.ndim):
+        size, shift = u.shape[axis], 0.5 if how == "means" else 0.0
+        place = (np.arange(size * ratio) + shift) / ratio - shift  # in coarse cells
+        low = np.floor(place).astype(int)
+        part = (place - low).reshape(-1, *[1] * (u.ndim - axis - 1))
+        rows = (end % size if boundary == "periodic" else end.clip(0, size - 1) for end in (low, low + 1))
+        u = sum(u.take(end, axis) * one for end, one in zip(rows, (1 - part, part), strict=True))
+    return u
+
+
+def solved(name: str, step: Any, u: np.ndarray, num: int) -> Iterator[np.ndarray]:
+    """u and `num` states after it. Raises ValueError if the solution blows up."""
+    yield u
+    most, largest = np.finfo(float).max, abs(u).max()
+    for frame in range(1, num + 1):
+        u = np.asarray(step(u))
+        size = abs(u).max()
+        if not size <= most:
             raise ValueError(
-                f"{args.fine} gave values up to {sizes[-1]:.3g} at frame {len(frames)}, "
-                f"{max(sizes[:-1]):.3g} before; expected a solution. Take smaller steps, or other starts."
+                f"{name} gave values up to {size:.3g} at frame {frame}, {largest:.3g} before; expected a "
+                "solution. Take smaller steps, or other starts."
             )
-        frames.append(restricted(u, args.ratio, args.restrict))
-    return np.stack(frames, 1)
+        yield u
+        largest = max(size, largest)
+        most = GROWTH * largest
+
+
+def moved_on(args: Any, u: np.ndarray, coarse: Any) -> np.ndarray:
+    """Starts u (n, channel, *space), of which the coarse solver has moved every second one on, by 1 ..
+    --horizons - 1 times the frames in turn: so the data hold states that only longer runs meet."""
+    u = 1.0 * u
+    for horizon in range(1, min(args.horizons, len(u) // 2 + 1)):
+        rows = slice(2 * horizon - 1, None, 2 * (args.horizons - 1))
+        *_, some = solved(
+            args.solver, coarse, restricted(u[rows], args.ratio, args.restrict), horizon * (args.frames - 1)
+        )
+        u[rows] = interpolated(some, args.ratio, args.restrict, args.boundary)
+    return u
 
 
 def write_data(args: Any) -> None:
     """The parts that are missing, and made.json with their processor seconds. Raises ValueError if the folder
     holds data of other functions or settings."""
     record, task = args.folder / "made.json", args.folder.name
-    facts = {name: getattr(args, name) for name in ("ratio", "frames", "dt", "restrict", "fields")}
+    facts = {name: getattr(args, name) for name in FACTS}
     facts |= {name: solver_digest(getattr(args, name), task) for name in ("fine", "starts")}
     made = {"facts": facts, "parts": {}}
     if record.is_file():
         made = json.loads(record.read_text(encoding="utf-8"))
+        made["facts"] = {"horizons": 1} | made["facts"]
     if made["facts"] != json.loads(json.dumps(facts)):
         changed = [name for name, value in facts.items() if made["facts"].get(name) != value]
         raise ValueError(
@@ -103,21 +134,28 @@ def write_data(args: Any) -> None:
             "settings. Remove the folder, or name another RUN."
         )
     names = args.fields.split(",")
-    fine = load_step(args.fine, task)
-    fine = partial(fine, dt=args.dt) if "dt" in inspect.signature(fine).parameters else fine
+    coarse, fine = (load_step(name, task) for name in (args.solver, args.fine))
+    coarse, fine = (
+        partial(step, dt=args.dt) if "dt" in inspect.signature(step).parameters else step
+        for step in (coarse, fine)
+    )
+    started = time.process_time()
     starts = np.asarray(load_step(args.starts, task)())
     if starts.ndim < 3 or starts.shape[1] != len(names):
         raise ValueError(
             f"{args.starts} gave an array of shape {starts.shape}; expected (n, channel, *fine grid) with "
             f"the channels {args.fields}. Change it, or --fields."
         )
+    starts = moved_on(args, starts, coarse)
+    made["starts"] = time.process_time() - started
     args.folder.mkdir(parents=True, exist_ok=True)
     for first in range(0, len(starts), CHUNK):
         path = args.folder / f"part_{first:04d}.npz"
         if path.name in made["parts"] and path.is_file():
             continue
         started = time.process_time()
-        u = trajectories(args, fine, starts[first : first + CHUNK])
+        frames = solved(args.fine, fine, starts[first : first + CHUNK], args.frames - 1)
+        u = np.stack([restricted(frame, args.ratio, args.restrict) for frame in frames], 1)
         with replacing(path) as new, new.open("wb") as file:
             np.savez(file, **{name: u[:, :, channel] for channel, name in enumerate(names)})
         made["parts"][path.name] = time.process_time() - started
