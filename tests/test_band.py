@@ -45,7 +45,7 @@ def outside(band: Band, found: Tensor, factor: float = 1.0) -> float:
 
 def test_a_band_holds_for_whole_rollouts_with_its_probability_and_fakes_do_not():
     fresh = rollouts(2000, 0)
-    for num, expected in ((20, 1 / 16), (40, 3 / 31), (200, 15 / 151)):  # by the three quarters that calibrate
+    for num, expected in ((20, 1 / 16), (40, 3 / 31), (200, 15 / 151)):  # three quarters calibrate
         groups = torch.arange(num)
         bands = [calibrated(rollouts(num, seed), groups, 1, 3) for seed in range(1, 101)]
         assert np.mean([outside(band, fresh) for band in bands]) == pytest.approx(expected, abs=0.015)
@@ -82,7 +82,7 @@ def test_what_finer_steps_change_counts_where_it_exceeds_validation_and_a_consta
     wrong = torch.cat([found[:, :10], (1e3 * found[:, :1] + 100).expand(-1, 3)], 1)
     ratio = (bands[0].expected(apart(wrong)) / wrong[:, 10]).log().abs()
     assert (ratio < np.log(2)).all() and all(bands[0].verdict(one) == "refused" for one in wrong[:, 10])
-    both = torch.cat([found[:, :7], wrong[:, 10:], wrong[:, 10:]], 1)  # one error, which is not counted twice
+    both = torch.cat([found[:, :7], wrong[:, 10:], wrong[:, 10:]], 1)  # one error, not counted twice
     assert (bands[0].expected(apart(both)) < 1.2 * wrong[:, 10]).all()
     wrong[:, 10:] = 0.01
     assert torch.equal(bands[1].expected(apart(wrong)), plain.expected(apart(found)).clamp_min(0.01))
