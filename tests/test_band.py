@@ -21,12 +21,11 @@ from ups_solvers import SOLVERS
 NUM_FRAMES = 6
 
 
-def rollouts(num: int, seed: int, chance: float = 0.2) -> Tensor:
-    """`numbers_of` rollouts, of 3 frames of a field, whose errors are the difference from a
-    twin times chance."""
+def rollouts(num: int, seed: int) -> Tensor:
+    """`numbers_of` rollouts of 3 frames of a field, whose errors are the difference from a twin by chance."""
     source = torch.Generator().manual_seed(seed)
     difference = (2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
-    size = difference * (chance * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
+    size = difference * (0.2 * torch.randn(num, 1, generator=source, dtype=torch.float64)).exp()
     most = size * torch.rand(num, 3, generator=source, dtype=torch.float64)
     return torch.cat([size, most, most / 2, difference.expand(-1, 3), torch.zeros(num, 3)], 1)
 
