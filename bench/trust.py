@@ -78,7 +78,7 @@ SHIFTS, FACTORS = [(0.5, 1), (1.5, 1), (2.0, 1), (3.0, 1), (1.0, 2), (2.0, 2)], 
 NUM_STARTS, NUM_SHIFTED, REFINED = 500, 50, {"burgers1d": 32}
 CONTEXT = 10  # frames before validated forecasts (evaluate.context_frames)
 # of other authors, steps in a frame (of py-pde: its tolerance), and films for training and validation
-NUM_STEPS, NUM_GIVEN = 10, 600
+NUM_STEPS, NUM_GIVEN = 10, 2000
 NUM_BOOTSTRAP, NUM_CORRECTED = 1000, 20
 FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
@@ -298,7 +298,7 @@ def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int)
     resampled = [figures(rows[source.integers(len(rows), size=len(rows))]) for _ in range(NUM_BOOTSTRAP)]
     ends = np.nanquantile(resampled, [0.025, 0.975], 0)
     num_val = int(num_films * config.data.val_fraction)
-    num = min(num_val, SELECTION_FACTOR * config.operator.train.validate_trajectories) // 2
+    num = min(num_val, SELECTION_FACTOR * config.operator.train.validate_trajectories) * 3 // 4
     starts, place = int(rows[:, 0].sum()), min(num, math.ceil((num + 1) * LEVEL))
     law = betabinom(starts, place, num + 1 - place)
     key = {"column": task, "calibrated_on": num, "processor": processor("cpu")}

@@ -7,8 +7,8 @@ rollout of a twin (`differences`): its base was fitted to half of the data, and 
 start under a symmetry of the equation. What the data did not determine differs there, also far from them.
 Base and twin share derivatives, time steps and rounding; where a base is integrated, the difference from
 the same base with finer ones, in float64, counts as well (`joined`). p is the profile of errors in time, from
-half of the validation rollouts. local is large where the forecast is steep, as errors are mostly shifts. q is
-the smallest number that holds in all cells and frames of enough of the other half (Vovk, Gammerman and Shafer
+every fourth validation rollout. local is large where the forecast is steep, as errors are mostly shifts. q is
+the smallest number that holds in all cells and frames of enough of the others (Vovk, Gammerman and Shafer
 2005, chapter 4; one number per rollout, not per cell): a new start of the same distribution is inside with at
 least the probability LEVEL. Nothing is promised of another distribution; there s gives an alarm.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LEVEL, ALARM = 0.9, 0.95  # probability of the band, and that a start like those of validation is no alarm
 LARGE = 3.0  # refused: so many times the error that LEVEL do not exceed
 FAR = 0.1  # refused: a parameter so many of its ranges outside of it, if the base does not extrapolate
-MIN_ROWS = 20  # rollouts: of fewer than 9 in the second half none is outside with probability 0.1
+MIN_ROWS = 20  # rollouts: fewer than 9 that calibrate do not bound one more with probability 0.9
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY, HUGE = 1e-9, 1e3  # of normalised fields: rounding, and where a rollout has blown up
 NUM_TWINS = 2  # images of a start: a shift by whole patches shows nothing
@@ -81,13 +81,13 @@ def size_of(difference: Tensor, twin: Tensor) -> Tensor:
 
 
 def joined(factor: float | Tensor, size: Tensor, refined: Tensor, numerics: float) -> Tensor:
-    """s (batch,) of `size_of` and the difference from a refined base (batch, time, C). Up to `numerics` the
-    fit may have made up for it: it counts as the twin's, in units of validation, but at most once, and the
-    larger of both is s. What exceeds `numerics` is added (squares)."""
-    s, rms = factor * size, refined.square().mean((1, 2)).sqrt()
-    s = torch.maximum(s, min(float(factor), numerics) * (rms / max(numerics, TINY)).clamp_max(1))
+    """s (batch,): the larger of what `size_of` and the difference from a refined base (batch, time, C) say.
+    Up to `numerics` the fit may have made up for the latter: it counts in units of validation, as the twin's,
+    but at most once. What exceeds `numerics` is added to that (squares)."""
+    rms = refined.square().mean((1, 2)).sqrt()
+    made_up = min(float(factor), numerics) * (rms / max(numerics, TINY)).clamp_max(1)
     excess = (rms.square() - numerics**2).clamp_min(0)
-    return torch.where(excess > 0, (s.square() + excess).sqrt(), s)
+    return torch.maximum(factor * size, (made_up.square() + excess).sqrt())
 
 
 def slopes(w: Tensor, ndim: int) -> Tensor:
@@ -186,8 +186,8 @@ def measured(
 def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) -> Band | None:
     """The band of a task from `numbers_of` rollouts; None if they are too few or not finite. groups: of rows
     that start alike, which stay together."""
-    is_first = (groups.unsqueeze(1) == groups.unique()).int().argmax(1) % 2 == 0
-    if len(found) < MIN_ROWS or not found.isfinite().all() or is_first.all():
+    is_first = (groups.unsqueeze(1) == groups.unique()).int().argmax(1) % 4 == 0
+    if len(found) < MIN_ROWS or not found.isfinite().all() or (~is_first).sum() < MIN_ROWS / 2:
         return None
     size = num_frames * num_fields
     rms, most, some, difference, refined = found.split([1, *4 * [size]], 1)
@@ -200,17 +200,17 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
     profile = (most[is_first] / s[is_first]).square().mean(0).sqrt().clamp_min(TINY)
 
     def reached(numbers: Tensor, level: float) -> float:
-        """The number that a new one of the second half's law does not exceed, with probability `level`."""
-        ordered = numbers[~is_first].sort()[0]
+        """What one more of these numbers does not exceed with probability `level`."""
+        ordered = numbers.sort()[0]
         return float(ordered[min(len(ordered), math.ceil((len(ordered) + 1) * level)) - 1])
 
     return Band(
         factor=float(factor),
         profile=profile.view(num_frames, num_fields).tolist(),
         twin=twin.tolist(),
-        width=reached((most / s / profile).amax(1), LEVEL),
-        cell_width=reached((some / s / profile).amax(1), LEVEL),
-        alarm=reached(s[:, 0], ALARM),
-        error=float(rms.quantile(LEVEL)),
+        width=reached((most / s / profile).amax(1)[~is_first], LEVEL),
+        cell_width=reached((some / s / profile).amax(1)[~is_first], LEVEL),
+        alarm=reached(s[~is_first, 0], ALARM),
+        error=reached(rms[:, 0], LEVEL),
         numerics=numerics,
     )
