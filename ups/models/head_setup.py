@@ -146,7 +146,7 @@ def calibrated(head: TaskHead, cache: Cache, seed: int) -> TaskHead:
             cache,
             lambda some: head.input_codec.decode(cache.inputs(some, head.scale.device)),
         )
-    elif cache.task.user_facts is not None:  # on the families of PDEBench they were not measured
+    else:
         ranges["waves"] = strongest_waves(head, cache)
     return head.with_facts(**ranges)
 
