@@ -4,8 +4,8 @@ same before and after code is moved, bitwise on one machine with as many process
     python tests/golden_table.py runs/small > before.json
     python tests/golden_table.py runs/small --against before.json    prints what differs; status 1 if any does
 
-Times and the names of folders are left out. tests/golden/small.json is of `make train` at 3b388539, gains of
-samples at afcdac36 (stages without the report, two processes, AMD EPYC); other processors round differently.
+Times and the names of folders are left out. tests/golden/small.json is of `make train TOPOLOGY=cpu2`
+(stages without the report, AMD EPYC); the log names its commits, and other processors round differently.
 """
 
 import argparse
