@@ -277,7 +277,7 @@ def test_limits_do_not_depend_on_the_number_of_ranks():
 @pytest.mark.parametrize(("boundary", "space", "channels"), CASES)
 def test_no_wave_of_a_forecast_is_stronger_than_those_of_the_data_and_of_the_base(boundary, space, channels):
     shells = Shells(space, boundary)
-    waves = [[2.0] * shells.sums.shape[1]] * channels
+    waves = [[2.0] * len(shells)] * channels
     task = SimpleNamespace(boundary=boundary, moving=range(channels))
     facts = SimpleNamespace(waves=waves)
     head = SimpleNamespace(name="flow", task=task, codec=SimpleNamespace(space=space), facts=facts)

@@ -126,7 +126,7 @@ class WaveBounds(nn.Module):
         super().__init__()
         waves, num = head.facts.waves, len(head.task.moving)
         self.shells = Shells(head.codec.space, head.task.boundary)
-        if [len(row) for row in waves] != [count := self.shells.sums.shape[1]] * num:
+        if [len(row) for row in waves] != [count := len(self.shells)] * num:
             raise ValueError(
                 f"the weights of {head.name} have bounds for {[len(row) for row in waves]!s:.80} shells of "
                 f"waves; expected {count} for each of {num} fields. Take another copy of them."
@@ -138,7 +138,7 @@ class WaveBounds(nn.Module):
         num, transform = len(self.most), self.shells.transform
         moving, base = w[:, :, :num], w_base[:, :, :num]
         most = torch.maximum(self.most, self.shells(base))
-        excess = (1 - most / self.shells(moving)).clamp_min(0) @ self.shells.sums.T
+        excess = (1 - most / self.shells(moving)).clamp_min(0)[..., self.shells.shells]
         return torch.cat([moving - transform.inverse(excess * transform(moving)), w[:, :, num:]], 2)
 
 
@@ -149,12 +149,19 @@ class Shells(nn.Module):
     def __init__(self, space: Sequence[int], boundary: str):
         super().__init__()
         self.transform = FieldTransform(tuple(space), boundary)
-        sums = nn.functional.one_hot(self.transform.wave_numbers.ceil().long()).float()
-        self.register_buffer("sums", sums, persistent=False)  # (waves, shells)
+        shells = self.transform.wave_numbers.ceil().long()
+        members = shells.argsort(stable=True).split(shells.bincount().tolist())
+        waves = nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=len(shells))
+        self.register_buffer("waves", waves, persistent=False)  # (shells, most waves in one), filled up
+        self.register_buffer("shells", shells, persistent=False)  # (waves,)
         self.register_buffer("count", self.transform.multiplicity, persistent=False)
 
     def forward(self, w: Tensor) -> Tensor:
-        return (self.count * self.transform(w).abs().square() @ self.sums + TINY).sqrt()
+        power = nn.functional.pad(self.count * self.transform(w).abs().square(), (0, 1))
+        return (power[..., self.waves].sum(-1) + TINY).sqrt()
+
+    def __len__(self) -> int:
+        return len(self.waves)
 
 
 def correction(
