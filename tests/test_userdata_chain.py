@@ -261,8 +261,8 @@ def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp
         start, u_pred = forecast(operator, cache)
         low, high = start.amin((1, 3)), start.amax((1, 3))
         out[str(bounded)] = torch.maximum(u_pred.amax((1, 3)) - high, low - u_pred.amin((1, 3))).amax(0)
-    assert (out["[]"] > 0.01).all() and (out["True"] < 1e-5).all()
-    assert out["['u']"][0] < 1e-5 and out["['u']"][1] > 0.01
+    assert (out["[]"] > 1e-3).all() and (out["True"] < 1e-5).all()  # bounds of waves hold for all
+    assert out["['u']"][0] < 1e-5 and out["['u']"][1] > 1e-3
 
 
 def test_a_shift_along_one_axis_leaves_the_other_as_it_is(tmp_path):

@@ -338,7 +338,7 @@ def test_members_are_sampled_around_the_forecast_with_the_same_forcing(tmp_path)
 def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_path):
     _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"base": ["persistence"]})
     stirred(operator)
-    again = Operator(json.loads(json.dumps(operator.description)))
+    again = Operator(json.loads(json.dumps(operator.description))).eval()
     again.load_state_dict(operator.state_dict())
     z, none = cache.batch([0, 1], 0, 1), torch.zeros(2, 0)
     forcing = again.heads["heat"].forcing_of(cache, torch.arange(2), 0, 2)
