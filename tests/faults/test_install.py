@@ -186,4 +186,4 @@ def test_make_venv_installs_the_clone_so_that_a_script_in_any_folder_imports_it(
     assert f"Run make -f {clone}/Makefile operator RUN=nowhere." in done.stderr
     (notes / "my.yaml").write_text("include: configs/smoke.yaml\n")
     done = run(notes, programs / "ups", "train", "my.yaml", "data.tasks=[no]")
-    assert "no task 'no'" in done.stderr or "it lacks" in done.stderr, done.stderr
+    assert "unknown task 'no'" in done.stderr or "it lacks" in done.stderr, done.stderr
