@@ -51,14 +51,33 @@ def validate_samplers(
     for name, source in residuals.items():
         moments = measure_residuals(network.heads[name].limits, source, seed, ranks)
         fit_gains(samplers, source, moments, seed, ranks)
-    candidates = ERRORS if any(source.perturbed for source in residuals.values()) else ()
-    crps_by_error = {}
-    for error in candidates:
+    is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
+    decisions = _select_errors(trained, residuals, contexts, seed, ranks) if is_trained else {}
+    for name, source in residuals.items():
+        head = network.heads[name]
+        head.sample_error = float(decisions[name].chosen) if decisions else 0.0
+        head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
+        fit_gains_of_sampled_states(samplers, source, seed, ranks)
+    crps = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)
+    return {CRPS_KEY: crps}, [*decisions.values()]
+
+
+def _select_errors(
+    trained: Mapping[str, Sampler],
+    residuals: Mapping[str, TransientResiduals],
+    contexts: Mapping[str, int],
+    seed: int,
+    ranks: RanksOfRun,
+) -> dict[str, Decision]:
+    """task -> the decision on the error of sampled states, by rollouts of the best of the samplers `trained`
+    with each of ERRORS. A collective."""
+    crps_by_error, decisions = {}, {}
+    [network] = {sampler.network for sampler in trained.values()}
+    for error in ERRORS:
         for name in residuals:
             network.heads[name].sample_error = error
         crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
-    decisions = {}
-    for name, source in residuals.items() if candidates else ():
+    for name, source in residuals.items():
         best = {
             f"{error:g}": min(math.inf if value is None else value for value in crps[name].values())
             for error, crps in crps_by_error.items()
@@ -67,13 +86,7 @@ def validate_samplers(
         what = "CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
         decisions[name] = select_lowest(question, best, what, rows, seed)
-    for name, source in residuals.items():
-        head = network.heads[name]
-        head.sample_error = float(decisions[name].chosen) if decisions else 0.0
-        head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains_of_sampled_states(samplers, source, seed, ranks)
-    crps = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)
-    return {CRPS_KEY: crps}, [*decisions.values()]
+    return decisions
 
 
 def horizons_of(residuals: Mapping[str, TransientResiduals], contexts: Mapping[str, int]) -> dict[str, int]:
