@@ -228,7 +228,8 @@ def test_a_propagator_recovers_the_heat_equation_behind_every_wall(boundary, spa
 
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
 def test_a_propagator_predicts_each_row_as_alone_and_as_the_product_of_its_modes(monkeypatch, boundary):
-    base, u = Propagator(2, 2, (4, 6), boundary, 2, 2, num_forcing=1), noise(5, 2, 2, 4, 6)
+    settings = {"num_values": 2, "num_channels": 2, "space": (4, 6), "boundary": boundary, "num_forcing": 1}
+    base, u = Propagator(2, 2, **settings), noise(5, 2, 2, 4, 6)
     for weight in base.buffers():
         if weight.ndim == 4:
             weight.normal_(generator=torch.Generator().manual_seed(1))

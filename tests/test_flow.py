@@ -52,7 +52,8 @@ def test_a_projection_takes_gradients_and_leaves_what_has_no_divergence(boundary
 def flow(
     boundary: str, n: int, m: int, dt: float, num_channels: int = 3, vectors=((0, 1),), num_moving: int = 3
 ) -> Flow:
-    return Flow(1, num_channels, (n, m), boundary, (1.0, 1.0), dt, vectors, num_moving)
+    settings = {"num_values": 1, "num_channels": num_channels, "space": (n, m), "boundary": boundary}
+    return Flow((1.0, 1.0), dt, vectors, num_moving, **settings)
 
 
 def parameter_batch(rows: int) -> ParameterBatch:

@@ -71,32 +71,19 @@ class Flow(Modal):
 
     def __init__(
         self,
-        num_values: int,
-        num_channels: int,
-        space: tuple[int, ...],
-        boundary: str,
         lengths: Sequence[float],
         dt: float,
         vectors: Sequence[Sequence[int]],
         num_moving: int,
         cell: Sequence[float] = (),
-        num_forcing: int = 0,
-        series: Sequence[int] = (),
-        **_: Any,
+        **settings: Any,
     ):
+        num_channels, space, boundary = (settings[key] for key in ("num_channels", "space", "boundary"))
         self.velocity, *self.others = [list(vector) for vector in vectors]
         taken = {channel for vector in vectors for channel in vector}
         self.scalars = [channel for channel in range(num_channels) if channel not in taken]
         num_vectors = len(self.others) * (1 + len(self.scalars)) + len(space) * len(self.scalars)
-        super().__init__(
-            num_values,
-            num_moving + len(space) * num_vectors,
-            num_channels,
-            space,
-            boundary,
-            num_forcing,
-            series,
-        )
+        super().__init__(num_moving + len(space) * num_vectors, **settings)
         self.ends, self.num_moving = along(boundary, len(space)), num_moving
         lengths = comparable(lengths, cell)
         self.projection = Projection(space, lengths, boundary)

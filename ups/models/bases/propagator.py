@@ -65,13 +65,14 @@ class Modal(Base):
 
     def __init__(
         self,
-        num_values: int,
         num_terms: int,
+        num_values: int,
         num_channels: int,
         space: tuple[int, ...],
         boundary: str,
         num_forcing: int = 0,
         series: Sequence[int] = (),
+        **_: Any,
     ):
         super().__init__()
         self.transform = FieldTransform(space, boundary)
@@ -215,30 +216,14 @@ class Propagator(Modal):
     kind = "propagator"
 
     def __init__(
-        self,
-        num_values: int,
-        num_channels: int,
-        space: tuple[int, ...],
-        boundary: str,
-        degree: int,
-        history: int,
-        walls: Sequence[tuple[float, float]] = (),
-        num_forcing: int = 0,
-        series: Sequence[int] = (),
-        **_: Any,
+        self, degree: int, history: int, walls: Sequence[tuple[float, float]] = (), **settings: Any
     ):
-        super().__init__(
-            num_values,
-            self.num_terms(num_channels, degree, history, num_forcing),
-            num_channels,
-            space,
-            boundary,
-            num_forcing,
-            series,
-        )
+        num_channels, num_forcing = settings["num_channels"], settings.get("num_forcing", 0)
+        super().__init__(self.num_terms(num_channels, degree, history, num_forcing), **settings)
         self.degree, self.history, self.has_products = degree, history, degree > 1 and num_forcing > 0
         # the line between the values at the walls: u minus it is zero there, as sines are
-        ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
+        num = settings["space"][0]
+        ends = [low + (high - low) * (torch.arange(num) + 0.5) / num for low, high in walls]
         self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
 
     def start_and_terms(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
