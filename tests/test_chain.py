@@ -242,7 +242,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         sizes.append([len(decision.candidates) for decision in decisions])
         return (
             scores[validation.CRPS_KEY][NOISY]
-            | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
+            | validation.Validation(*shared).crps(scaled, validation.ROWS)[NOISY]
         )
 
     alone = found(0, 1)

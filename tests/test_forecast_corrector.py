@@ -13,25 +13,19 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch.nn.functional import pad
-from user_files import SMALL
+from user_files import ONE_BLOCK, fitted, overlay, section
 
 from bench.starts import matrix, solved
 from ups import forecast_corrector as corrector
 from ups.commands import corrector_data
 from ups.commands.corrector_costs import corrected_runs, data_seconds, paying_runs, require_unseen, run_of
 from ups.common.place import ROOT
-from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
-from ups.data.build_cache import build_cache
-from ups.data.cache import open_cache
 from ups.forecast_corrector import CHECKS, OF_CALL, StepCorrector
 from ups.forecast_start import Start
 from ups.forecaster import Forecaster
-from ups.models.base_selection import fitted_state, select_base
 from ups.models.head import TaskHead
-from ups.models.head_setup import build_operator
 from ups.models.rollout import NUM_FIRST_CALLS
 from ups_solvers import SOLVERS
 
@@ -62,31 +56,9 @@ def trained(tmp_path_factory) -> tuple[Forecaster, np.ndarray]:
     u = exact(9, 24, np.random.default_rng(0))
     with h5py.File(folder / "waves.h5", "w") as file:
         file["u"] = u.astype(np.float32)
-    given = {
-        "include": str(SMALL),
-        "data": {"tasks": ["waves"], "source": "user"},
-        "cache": {"root": str(folder / "cache")},
-        "operator": {"model": {"width": 8, "depth": 1}},
-        "task": {
-            "waves": {
-                "files": str(folder / "waves.h5"),
-                "layout": {"u": ["trajectory", "time", "x"]},
-                "boundary": "periodic",
-                "domain": [0, 1],
-                "dt": DT,
-                "history": 1,
-                "base": {"solver": "coarse_step:step"},
-            }
-        },
-    }
-    (folder / "my.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    config = load_config(folder / "my.yaml")
-    build_cache(config, "waves", progress=False)
-    cache = open_cache(config, "waves")
-    head, _ = select_base(cache, 0, 1, 0, torch.device("cpu"))
+    settings = section(folder, domain=[0, 1], dt=DT, history=1, base={"solver": "coarse_step:step"})
+    _, operator, _ = fitted(load_config(overlay(folder, settings, "waves"), ONE_BLOCK), "waves")
     torch.manual_seed(0)
-    bases = {"waves": ({"description": head.facts.described()}, fitted_state(head))}
-    operator = build_operator(bases, config.operator.model, "no", solvers_of(config))
     torch.nn.init.normal_(operator.heads["waves"].out.weight, std=0.3)
     yield Forecaster(operator.eval().requires_grad_(False), folder), u[:, 0, None]
     sys.path.remove(str(folder))

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from ups.generative.conditions import encode_error
 from ups.generative.corrector import ResidualBatch
-from ups.generative.fit_limits import (
-    RESIDUAL_BATCHES,
-    SAMPLE_BATCHES,
-    fit_gains,
-    fit_gains_of_sampled_states,
-    measure_residuals,
-)
+from ups.generative.fit_limits import RESIDUAL_BATCHES, SAMPLE_BATCHES, LimitFit
 from ups.generative.limits import LARGEST, WaveLimits
 from ups.models.constraints import Shells, WaveBounds
 from ups.models.head_setup import strongest_waves
@@ -119,11 +113,10 @@ class Way:
 
 
 def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_sampled: bool = False) -> None:
-    limits = way.network.heads[source.name].limits
-    residuals = measure_residuals(limits, source, 0, ranks)
-    fit_gains({"way": way}, source, residuals, 0, ranks)
+    found = LimitFit({"way": way}, source, 0, ranks)
+    found.fit_observed()
     if is_sampled:
-        fit_gains_of_sampled_states({"way": way}, source, 0, ranks)
+        found.fit_sampled()
 
 
 def powers(limits: WaveLimits, w: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from golden_table import base_scores
-from user_files import overlay, section, write
+from user_files import ONE_BLOCK, config_of, fitted, overlay, section, write
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
@@ -22,7 +22,6 @@ from ups.models import base_selection
 from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
-from ups.models.head_setup import build_operator
 from ups_discovery.boundary import PERIODIC
 
 CPU = torch.device("cpu")
@@ -249,13 +248,9 @@ def test_chaos_is_stable(tmp_path):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> tuple[Forecaster, Cache]:
     """A forecaster of waves that grow, whose base knows how."""
-    cache = cache_of(tmp_path_factory.mktemp("model"), u=waves(growth=0.6))
-    facts, weights = base_selection.fit_base(cache, 1, 1, 0, CPU)
-    config = load_config(
-        overlay(cache.path.parent, section(cache.path.parent.parent)),
-        ["operator.model.width=8", "operator.model.depth=1"],
-    )
-    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    folder = tmp_path_factory.mktemp("model")
+    write(folder / "a.h5", u=waves(growth=0.6))
+    cache, operator, _ = fitted(config_of(folder, ONE_BLOCK, domain=[0, 2 * math.pi], dt=DT))
     operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
     return Forecaster(operator), cache
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from cases import cases
-from user_files import SMALL
+from user_files import overlay, section
 
 from ups.commands.stages import parents_of
 from ups.common.user_solver import load_step, solver_digest, solvers_of
@@ -57,25 +57,8 @@ def mine(tmp_path, monkeypatch):
         waves = a * np.sin(k * x + 6 * phase) * np.exp(-nu * k**2 * t[:, None])
         with h5py.File(tmp_path / f"heat_{nu}.h5", "w") as file:
             file["u"], file.attrs["nu"] = 3 + waves.sum(1).astype(np.float32), nu
-    given = {
-        "include": str(SMALL),
-        "data": {"tasks": ["heat"], "source": "user"},
-        "cache": {"root": str(tmp_path / "cache")},
-        "task": {
-            "heat": {
-                "files": str(tmp_path / "heat_*.h5"),
-                "layout": {"u": ["trajectory", "time", "x"]},
-                "boundary": "periodic",
-                "domain": [0, 1],
-                "dt": 0.1,
-                "parameters": ["nu"],
-                "positive": ["u"],
-                "base": {"solver": "exact_step:step"},
-            }
-        },
-    }
-    (tmp_path / "my.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    yield tmp_path / "my.yaml"
+    found = {"parameters": ["nu"], "positive": ["u"], "base": {"solver": "exact_step:step"}}
+    yield overlay(tmp_path, section(tmp_path, domain=[0, 1], dt=0.1, **found), "heat")
     for name in MODULES:
         sys.modules.pop(name, None)
 

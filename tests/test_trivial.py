@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 import torch
 from test_linear import temperatures
-from user_files import config_of
+from user_files import ONE_BLOCK, config_of, fitted
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
-from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
-from ups.models.base_selection import fit_base
-from ups.models.head_setup import build_operator
 from ups.report.model_card import _forecasts
 from ups.report.summary import overview
 from ups.results import Results
@@ -46,9 +43,7 @@ def opened(folder, unit: str | None = "days since 2001-03-01", **said):
         "base": ["persistence"],
         **said,
     }
-    config = config_of(
-        folder, ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"], **said
-    )
+    config = config_of(folder, [*ONE_BLOCK, "evaluate.num_bootstrap=20"], **said)
     build_cache(config, "ks", progress=False)
     return config, open_truth(config, "ks"), u
 
@@ -112,8 +107,7 @@ def test_dates_are_read_as_cf_writes_them(units, calendar, times, years):
 
 def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_shows_it(tmp_path):
     config, truth, _ = opened(tmp_path)
-    facts, weights = fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)  # persistence
-    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    _, operator, _ = fitted(config)  # persistence
     operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     rivals = ("climatology", "seasonal_climatology")

@@ -8,9 +8,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import yaml
 from golden_table import base_scores
 from test_equation import UX, UXX, UXXXX, few_windows, kuramoto
+from user_files import overlay, section
 
 import prepare_cache
 from ups.common.place import ROOT
@@ -36,25 +36,10 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
     folder.mkdir()
     with h5py.File(folder / "u.h5", "w") as file:
         file["u"] = u
-    config = {
-        "include": str(ROOT / "configs" / "smoke.yaml"),
-        "run": {"root": str(folder / "runs")},
-        "data": {"tasks": ["made"], "source": "user"},
-        "cache": {"root": str(folder / "cache")},
-        "task": {
-            "made": {
-                "files": str(folder / "u.h5"),
-                "layout": {"u": ["trajectory", "time", "x"]},
-                "dt": dt,
-                "boundary": "periodic",
-                "domain": [0.0, length],
-                "base": ["persistence", "equation"],
-            }
-        },
-    }
-    (folder / "made.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    assert prepare_cache.main(["--config", str(folder / "made.yaml")]) == 0
-    return fit_base(open_cache(load_config(folder / "made.yaml"), "made"), 4, 1, 0, CPU)
+    settings = section(folder, dt=dt, domain=[0.0, length], base=["persistence", "equation"])
+    path = overlay(folder, settings, "made", include=str(ROOT / "configs" / "smoke.yaml"))
+    assert prepare_cache.main(["--config", str(path)]) == 0
+    return fit_base(open_cache(load_config(path), "made"), 4, 1, 0, CPU)
 
 
 def coefficients(facts: dict) -> dict[tuple, float]:

@@ -18,7 +18,7 @@ import math
 import statistics
 import timeit
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -186,16 +186,14 @@ class SampledWindows:
 
     samples: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent
     residual. u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it
-    includes the codec's error, which no sample has. rows: positions in the split.
-    starts: first frames, counted from the first one in the corrector's training. law (count, K, bundle,
-    C, *space): as u_ref, of exact samples; None if not requested or not known.
+    includes the codec's error, which no sample has. rows: positions in the split. law (count, K, bundle, C,
+    *space): as u_ref, of exact samples; None if not requested or not known.
     """
 
     samples: dict[str, Tensor]
     truth: Tensor
     u_ref: Tensor
     rows: Tensor
-    starts: Tensor
     law: Tensor | None = None
 
 
@@ -214,72 +212,36 @@ def one_step(
     scores to a handful of first frames. is_shuffled: networks get the conditions of other windows, to test
     that these matter. num_exact: exact samples of each window, at most.
     """
-    source, split = ensembles.residuals, ensembles.truth.split
-    windows = residual_schedule({source.name: source}, split, count, ensembles.seed + 5).batch(0)
-    parts, size = [], max(1, block_size(source.head.codec, ensembles.device) // num_members)
-    for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
+    source, truth, device = ensembles.residuals, ensembles.truth, ensembles.device
+    cache, codec, bundle = truth.cache, source.head.codec, source.head.bundle
+    windows = residual_schedule({source.name: source}, truth.split, count, ensembles.seed + 5).batch(0)
+    parts, laws, size = [], [], max(1, block_size(codec, device) // num_members)
+    for places, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
         key = (ensembles.seed, "test", len(parts))
-        r, tokens, facts, _ = source.batch(split, rows, starts, generator(*key))
-        u_ref = source.decode(r) + codec_residual(ensembles, rows, starts, generator(*key))
-        noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
-        shuffle = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
+        r, tokens, facts, _ = source.batch(truth.split, places, starts, generator(*key))
+        noise, second = ensembles.noise(torch.arange(len(r)) + len(parts) * size, -1, num_members)
+        shuffle = torch.arange(len(tokens), device=device).roll(1) if is_shuffled else None
         samples = [
             ensembles.residual(name, tokens, facts, noise, second, shuffle).unflatten(0, (-1, num_members))
             for name in names
         ]
+        # the fields that are predicted, normalised, under the symmetry of `TransientResiduals.batch`; the
+        # codec's residual is rounding at full rank, and counts twice if a shift is no multiple of its patches
+        rows, frames = cache.split[truth.split][places], starts + source.train_from + source.head.history
+        move = symmetry(truth.task, codec.space, generator(*key))
+        u = move(codec.normalise(truth.frames(rows, frames, bundle).to(device)), codec)
+        kept = codec.encode(move(codec.decode(cache.batch(rows, frames, bundle, device)), codec))
+        u_ref = source.decode(r) + (u - codec.decode(kept))
         parts.append((r, u_ref, *samples))
-    truth, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
-    found = SampledWindows(dict(zip(names, samples, strict=True)), truth, u_ref, windows.rows, windows.starts)
-    if not num_exact or not ensembles.truth.task.has_known_law:
-        return found
-    cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
-    drawn = [
-        law_of(ensembles, *cut, generator(ensembles.seed, "test", number), affordable(num_exact, u_ref))
-        for number, cut in enumerate(cuts)
-    ]
-    return replace(found, law=torch.cat(drawn))
-
-
-def law_of(
-    ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator, num_draws: int
-) -> Tensor:
-    """Residuals (count, num_draws, bundle, C, *space) of exact samples in place of the data's u_ref. draw:
-    generator of the symmetry that `TransientResiduals.batch` applies."""
-    truth, codec = ensembles.truth, ensembles.residuals.head.codec
-    rows, frames, u = predicted_by(ensembles, places, starts)
-    drawn = truth.draws(
-        rows,
-        truth.frames(rows, frames - 1, 1)[:, 0],
-        rows * truth.cache.num_frames + frames,
-        ensembles.seed + 2,
-        u.shape[1],
-        num_draws,
-    )
-    move = symmetry(truth.task, codec.space, draw)
-    law = move(codec.normalise(drawn.flatten(1, 2).to(ensembles.device)), codec)
-    return law.unflatten(1, drawn.shape[1:3]) + (u_ref - move(u, codec))[:, None]
-
-
-def predicted_by(ensembles: Ensembles, places: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of windows: rows of the cache, the first frames that they predict, and the true fields, normalised
-    (count, bundle, C, *space)."""
-    source, truth = ensembles.residuals, ensembles.truth
-    rows, frames = truth.cache.split[truth.split][places], starts + source.train_from + source.head.history
-    u = truth.frames(rows, frames, source.head.bundle).to(ensembles.device)
-    return rows, frames, source.head.codec.normalise(u)
-
-
-def codec_residual(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
-    """The codec's residual in the frames that windows predict: (count, bundle, C, *space), normalised.
-
-    Rounding for a full-rank codec; a truncated one counts twice if a shift is no multiple of its patches.
-    draw: generator of the symmetry that `TransientResiduals.batch` applies.
-    """
-    truth, codec = ensembles.truth, ensembles.residuals.head.codec
-    rows, frames, u = predicted_by(ensembles, places, starts)
-    move = symmetry(truth.task, codec.space, draw)
-    kept = codec.decode(truth.cache.batch(rows, frames, u.shape[1], ensembles.device))
-    return move(u, codec) - codec.decode(codec.encode(move(kept, codec)))
+        if num_exact and truth.task.has_known_law:
+            num = affordable(num_exact, u_ref[:1].expand(count, *u_ref.shape[1:]))
+            now, numbers = truth.frames(rows, frames - 1, 1)[:, 0], rows * cache.num_frames + frames
+            drawn = truth.draws(rows, now, numbers, ensembles.seed + 2, bundle, num)
+            law = move(codec.normalise(drawn.flatten(1, 2).to(device)), codec)
+            laws.append(law.unflatten(1, drawn.shape[1:3]) + (u_ref - u)[:, None])
+    r, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
+    law = torch.cat(laws) if laws else None
+    return SampledWindows(dict(zip(names, samples, strict=True)), r, u_ref, windows.rows, law)
 
 
 @torch.no_grad()

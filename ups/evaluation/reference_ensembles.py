@@ -14,10 +14,8 @@ are compared by the latents of the last input frame, for a full-rank codec the n
 that are input to models must agree.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,17 +154,4 @@ def reference_ensembles(
         "analogs": partial(errors.sample, errors.nearest),
         **({"starts": partial(from_noisy_starts, ensembles)} if errors.source.head.is_deterministic else {}),
         **(exact if truth.task.has_known_law else {}),
-    }
-
-
-def timed(
-    forecasts: Forecasts, rows: Tensor, num_frames: int, num_members: int
-) -> tuple[Tensor, dict[str, Any]]:
-    """(members, their costs)."""
-    begun = time.perf_counter()
-    members = forecasts(rows, num_frames, num_members)
-    seconds = time.perf_counter() - begun
-    return members, {
-        "ms_per_state": 1e3 * seconds / (len(rows) * num_frames * members.shape[1]),
-        "evaluations_per_state": 0.0,
     }

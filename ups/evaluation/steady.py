@@ -74,15 +74,12 @@ def assess_steady(
     of_prior, against = [], []  # of the partial observations
     for case in CASES:
         note(f"{task.name}: prior, observed {case}")
-        bank = case_bank(residuals, case, seed)
-        observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
-        draws, guess = draws_of(
-            prior, residuals, observation, parameters, seed, numbers, settings.members, bank
-        )
+        sampled = ObservedPrior(prior, residuals, case, seed)
+        observation, draws, guess, serves = sampled.draws(v, parameters, numbers, settings.members)
         members = {"operator": residuals.solution(guess, torch.zeros_like(guess))[:, None]}
         members |= {PRIORS[kind]: u for kind, u in draws.items()}
         found = {model: score_ensemble(u.cpu()[:, :, None], u_ref) for model, u in members.items()}
-        served[case] = PRIORS[serving_kind(prior, residuals, observation)]
+        served[case] = PRIORS[serves]
         ours = members[served[case]].cpu()
         scores[case] = found | {"corrector": found[served[case]]}
         if case in PARTIAL:
@@ -93,17 +90,8 @@ def assess_steady(
         for model, part in scores[case].items():
             entry.add(model, summarise_ensemble(part, resamples), f"{OBSERVED}{case}")
         if task.has_known_law and case in PARTIAL:
-            exact = compare_exactly(
-                prior,
-                residuals,
-                case,
-                v[: len(few)],
-                parameters[: len(few)],
-                few,
-                seed,
-                settings.truth_members,
-                bank,
-            )
+            some = slice(len(few))
+            exact = sampled.compare_exactly(v[some], parameters[some], few, settings.truth_members)
             for kind, model in PRIORS.items():
                 entry.add(model, summarise_exact(exact[kind], of_fields), f"{OBSERVED}{case}")
             against.append(exact["prior"])
@@ -185,32 +173,47 @@ def posterior_draws(
             return sample_fields(residuals, Sampler(prior).whitened, prior, predicted, noise)
 
 
-def draws_of(
-    prior: Corrector,
-    residuals: SteadyResiduals,
-    observation: Observation,
-    parameters: Tensor,
-    seed: int,
-    rows: list[int],
-    num_members: int,
-    bank: Tensor,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """(kind -> `posterior_draws`, the operator's solution for the best guess as log u (batch, *tokens, dim)).
-    Without "prior" where it has the samples of another kind (`serving_kind`)."""
-    predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
-    draws = {
-        kind: posterior_draws(prior, residuals, predicted, noise, kind, bank)
-        for kind in PRIORS
-        if kind != "prior" or serving_kind(prior, residuals, observation) == "prior"
-    }
-    return draws, predicted[0]
+class ObservedPrior:
+    """A prior under one kind of observation, one of `CASES`."""
 
+    def __init__(self, prior: Corrector, residuals: SteadyResiduals, case: str, seed: int):
+        self.prior, self.residuals, self.case, self.seed = prior, residuals, case, seed
+        self.bank = case_bank(residuals, case, seed)
 
-def serving_kind(prior: Corrector, residuals: SteadyResiduals, observation: Observation) -> str:
-    """The kind of `posterior_draws` that the samples of the prior are; "prior" if of none but its own."""
-    known = observation.facts == observation.facts.new_tensor([1.0, 0.0, 0.0])  # all cells, without noise
-    is_pushed = prior.heads[residuals.name].method == "pushed" and not known.all(1).any()
-    return "pushed" if is_pushed else "prior"
+    def draws(
+        self, v: Tensor, parameters: Tensor, rows: list[int], num_members: int
+    ) -> tuple[Observation, dict[str, Tensor], Tensor, str]:
+        """(observation of coefficients v (n, C, *space), normalised; kind -> `posterior_draws`; the
+        operator's solution for the best guess as log u (n, *tokens, dim); the kind whose samples the prior
+        has, of which there are none of kind "prior" unless they are its own). rows: seeds of observations
+        and noise."""
+        prior, residuals, seed = self.prior, self.residuals, self.seed
+        observation = observe_case(v, self.case, row_generators(seed, self.case, rows=rows))
+        predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
+        known = observation.facts == observation.facts.new_tensor([1.0, 0.0, 0.0])  # all cells, without noise
+        is_pushed = prior.heads[residuals.name].method == "pushed" and not known.all(1).any()
+        kinds = [kind for kind in PRIORS if not (is_pushed and kind == "prior")]
+        draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, self.bank) for kind in kinds}
+        return observation, draws, predicted[0], "pushed" if is_pushed else "prior"
+
+    @torch.no_grad()
+    def compare_exactly(
+        self, v: Tensor, parameters: Tensor, rows: list[int], count: int
+    ) -> dict[str, list[dict[str, float]]]:
+        """Kind -> `moments_against` of each coefficient of v: `count` samples of each kind are compared with
+        twice as many of the exact posterior. Needs Task.has_known_law and a partial observation."""
+        codec, head = self.residuals.head.input_codec, self.residuals.head
+        observation, draws, _, serves = self.draws(v, parameters, rows, count)
+        out = {kind: [] for kind in draws}
+        for index, row in enumerate(rows):
+            source = generator(self.seed, "truth", self.case, row)
+            linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
+            _, exact = solver_of(head.task).posterior(
+                linear, 2 * count, source.initial_seed() % 2**31, float(parameters[index, 0])
+            )
+            for kind, u in draws.items():
+                out[kind].append(moments_against(u[index, :, 0].cpu(), exact))
+        return out | {"prior": out[serves]}
 
 
 def total_variance(x: Tensor) -> Tensor:
@@ -256,39 +259,6 @@ def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
         "mean_error": float(squared_error - variance_exact / len(exact.logs)),
         "mean_error_exact": float(variance / len(flat)),
     }
-
-
-@torch.no_grad()
-def compare_exactly(
-    prior: Corrector,
-    residuals: SteadyResiduals,
-    case: str,
-    v: Tensor,
-    parameters: Tensor,
-    rows: list[int],
-    seed: int,
-    count: int,
-    bank: Tensor,
-) -> dict[str, list[dict[str, float]]]:
-    """Kind -> `moments_against` of each coefficient v (n, C, *space), normalised.
-
-    `count` samples of each kind are compared with twice as many of the exact posterior. rows: seeds of the
-    coefficients' observations and noise. Needs Task.has_known_law and a partial observation.
-    """
-    codec = residuals.head.input_codec
-    observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank)
-    out = {kind: [] for kind in draws}
-    for index, row in enumerate(rows):
-        source = generator(seed, "truth", case, row)
-        linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
-        _, exact = solver_of(residuals.head.task).posterior(
-            linear, 2 * count, source.initial_seed() % 2**31, float(parameters[index, 0])
-        )
-        for kind, u in draws.items():
-            out[kind].append(moments_against(u[index, :, 0].cpu(), exact))
-    out.setdefault("prior", out[serving_kind(prior, residuals, observation)])
-    return out
 
 
 # ---- means over kinds of observation

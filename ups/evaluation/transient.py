@@ -1,6 +1,7 @@
 """Scores of ensemble forecasts of a corrected task: all ways to sample its future, on the same cases."""
 
 import copy
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.ensemble import CHEAP, Ensembles, compare_common, costs_per_state, needs_many, rollouts
 from ups.evaluation.one_step import LEADS, assess_one_step, num_step_samples
-from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law, timed
+from ups.evaluation.reference_ensembles import EXACT, reference_ensembles, sample_exactly, sample_law
 from ups.evaluation.truth import Truth
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
@@ -89,11 +90,14 @@ def assess_transient(
     for model, forecast in forecasts.items():
         note(f"{task.name}: rollouts of {model}")
         starts = rows[: FEW_STARTS if needs_many(entry, model) else None]
-        members, cost = timed(forecast, starts, num_frames, settings.members)
+        begun = time.perf_counter()
+        members = forecast(starts, num_frames, settings.members)
+        milliseconds = 1e3 * (time.perf_counter() - begun)
         scores[model] = score(members)
         entry.add(model, summarise_ensemble(scores[model], resamples[: len(starts)]))
         if model not in ensembles.names:
-            entry.add(model, cost)
+            states = len(starts) * num_frames * members.shape[1]
+            entry.add(model, {"ms_per_state": milliseconds / states, "evaluations_per_state": 0.0})
         members_of[model] = members[0].numpy()
         if model in ("exact", serves) or model not in UNTRAINED:
             again = None

@@ -215,7 +215,7 @@ def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ran
         loss = diffusion_loss(corrector.velocity(condition), r, start, send(angle, r.device)).double()
         return torch.stack([loss.sum(), loss.new_tensor(len(loss))])
 
-    sums = sum_by_task(shard, sums_of, 2, ranks)
+    sums = sum_by_task(shard, sums_of, 2, ranks).tolist()
     return {name: total / count for name, (total, count) in zip(shard, sums, strict=True)}
 
 

@@ -138,14 +138,12 @@ def select_method(
     """Set every head of `network` to the method that is best on validation. The decisions: scores are over
     that of `pushed`. A collective."""
     shard = {name: PARTIAL[ranks.rank :: ranks.world] for name in residuals}
-    totals = sum_by_task(
-        shard,
-        lambda name, case: relative_scores(network, residuals[name], case, seed, num_fields),
-        len(METHODS),
-        ranks,
-    )
+
+    def scores_of(name: str, case: str) -> Tensor:
+        return relative_scores(network, residuals[name], case, seed, num_fields)
+
     decisions = []
-    for name, sums in zip(shard, totals, strict=True):
+    for name, sums in zip(shard, sum_by_task(shard, scores_of, len(METHODS), ranks).tolist(), strict=True):
         scores = {method: total / len(PARTIAL) for method, total in zip(METHODS, sums, strict=True)}
         what = "energy score of samples, over that of pushed"
         decisions.append(select_lowest(f"samples of {name}", scores, what, num_fields, seed))

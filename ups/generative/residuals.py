@@ -299,18 +299,18 @@ def validation_shard(
 
 @torch.no_grad()
 def sum_by_task(
-    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: RanksOfRun
-) -> list[list[float]]:
-    """For every task, sums_of(task, item) (size,) added up over the items of all ranks' shards. A
-    collective."""
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], shape: int | tuple, ranks: RanksOfRun
+) -> Tensor:
+    """For every task, sums_of(task, item), of this shape, added up over the items of all ranks' shards:
+    (tasks, *shape), float64. A collective."""
 
     def local_sums() -> Tensor:
-        zeros = torch.zeros(size, dtype=torch.float64, device=ranks.device)
+        zeros = torch.zeros(shape, dtype=torch.float64, device=ranks.device)
         return torch.stack(
             [sum((sums_of(name, item).double() for item in items), zeros) for name, items in shard.items()]
         )
 
-    return ranks.reduce_sum(ranks.agreed(local_sums, "validating")).tolist()
+    return ranks.reduce_sum(ranks.agreed(local_sums, "validating"))
 
 
 # ---- training

@@ -282,7 +282,7 @@ def validate(
             ]
         )
 
-    sums = sum_by_task(shard, sums_of, 8, ranks)
+    sums = sum_by_task(shard, sums_of, 8, ranks).tolist()
     return {
         name: {
             "pair": pair / max(teacher_variance, 1e-12),

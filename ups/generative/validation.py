@@ -8,7 +8,7 @@ selected before, in the same way.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.common.files import DamagedError
 from ups.common.place import make_target
-from ups.generative.fit_limits import fit_gains, fit_gains_of_sampled_states, measure_residuals
+from ups.generative.fit_limits import LimitFit
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
@@ -31,6 +31,70 @@ ERRORS = (0.0, 0.03, 0.1, 0.3)  # candidates, over a residual's size
 DEFAULT = "student_1"  # if no sampler was scored
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Rollouts of ensembles from validation trajectories. contexts: task -> number of context frames."""
+
+    residuals: Mapping[str, TransientResiduals]
+    contexts: Mapping[str, int]
+    seed: int
+    ranks: RanksOfRun
+
+    def horizon(self, name: str) -> int:
+        """Frames of the ensembles of a task."""
+        return min(LEADS, self.residuals[name].cache.num_frames - self.contexts[name])
+
+    def crps(self, samplers: Mapping[str, Sampler], num_rows: int) -> dict[str, dict]:
+        """Task -> sampler -> fair CRPS on num_rows trajectories: mean over these, the first leads, channels
+        and cells of normalised fields; None if a member is not finite. A collective."""
+
+        def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
+            rows = source.cache.rows_by_parameter("val", num_rows)[self.ranks.rank :: self.ranks.world]
+            return [*source.cache.row_blocks(rows, self.horizon(name) * MEMBERS, ROWS)] if len(rows) else []
+
+        def sums_of(name: str, rows: Tensor) -> Tensor:
+            source, context, num = self.residuals[name], self.contexts[name], self.horizon(name)
+            cache, decode = source.cache, source.head.codec.decode
+            z, z_ref = cache.batch(rows, 0, context + num, source.device).tensor_split((context,), 1)
+            forcing = source.head.forcing_of(cache, rows, context - 1, num + 1)
+            starts, w_ref = Starts(z, cache.parameters[rows], rows.tolist(), forcing), decode(z_ref)
+            sums = []
+            for sampler in samplers.values():
+                members = sample_states(source.operator, sampler, name, starts, num, MEMBERS, self.seed)
+                sums.append(fair_crps(decode(members), w_ref).sum())
+            return torch.stack([*sums, sums[0].new_tensor(len(rows))])
+
+        shard = {name: shard_of(name, source) for name, source in self.residuals.items()}
+        sums = sum_by_task(shard, sums_of, len(samplers) + 1, self.ranks).tolist()
+        return {
+            name: {
+                sampler: total / count if math.isfinite(total) else None
+                for sampler, total in zip(samplers, totals, strict=True)
+            }
+            for name, (*totals, count) in zip(shard, sums, strict=True)
+        }
+
+    def select_errors(self, trained: Mapping[str, Sampler]) -> dict[str, Decision]:
+        """Task -> the decision on the error of sampled states, by rollouts of the best of the samplers
+        `trained` with each of ERRORS. A collective."""
+        crps_by_error, decisions = {}, {}
+        [network] = {sampler.network for sampler in trained.values()}
+        for error in ERRORS:
+            for name in self.residuals:
+                network.heads[name].sample_error = error
+            crps_by_error[error] = self.crps(trained, ERROR_ROWS)
+        for name, source in self.residuals.items():
+            best = {
+                f"{error:g}": min(math.inf if value is None else value for value in crps[name].values())
+                for error, crps in crps_by_error.items()
+            }
+            question = f"error of states of {name} sampled by {', '.join(trained)}"
+            what = "CRPS of the best sampler; sizes over that of a residual"
+            rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
+            decisions[name] = select_lowest(question, best, what, rows, self.seed)
+        return decisions
+
+
 @torch.no_grad()
 def validate_samplers(
     samplers: Mapping[str, Sampler],
@@ -39,96 +103,24 @@ def validate_samplers(
     seed: int,
     ranks: RanksOfRun,
 ) -> tuple[dict[str, dict], list[Decision]]:
-    """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
-    first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
-    on the error of sampled states, which is 0 and none if no network saw states with errors in training.
+    """{CRPS_KEY: `Validation.crps`} of the samplers of one network, with the decisions on the error of
+    sampled states, which is 0 and none if no network saw states with errors in training.
 
     Sets the limits of the heads, their horizon, and their `sample_error` by the best sampler with a network.
     contexts: task -> number of context frames. A collective.
     """
-    [network] = {sampler.network for sampler in samplers.values()}
-    trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
-    for name, source in residuals.items():
-        moments = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, moments, seed, ranks)
+    validation = Validation(residuals, contexts, seed, ranks)
+    fits = {name: LimitFit(samplers, source, seed, ranks) for name, source in residuals.items()}
+    for one in fits.values():
+        one.fit_observed()
     is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
-    decisions = _select_errors(trained, residuals, contexts, seed, ranks) if is_trained else {}
-    for name, source in residuals.items():
-        head = network.heads[name]
-        head.sample_error = float(decisions[name].chosen) if decisions else 0.0
-        head.facts = replace(head.facts, horizon=horizons_of(residuals, contexts)[name])
-        fit_gains_of_sampled_states(samplers, source, seed, ranks)
-    crps = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)
-    return {CRPS_KEY: crps}, [*decisions.values()]
-
-
-def _select_errors(
-    trained: Mapping[str, Sampler],
-    residuals: Mapping[str, TransientResiduals],
-    contexts: Mapping[str, int],
-    seed: int,
-    ranks: RanksOfRun,
-) -> dict[str, Decision]:
-    """task -> the decision on the error of sampled states, by rollouts of the best of the samplers `trained`
-    with each of ERRORS. A collective."""
-    crps_by_error, decisions = {}, {}
-    [network] = {sampler.network for sampler in trained.values()}
-    for error in ERRORS:
-        for name in residuals:
-            network.heads[name].sample_error = error
-        crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
-    for name, source in residuals.items():
-        best = {
-            f"{error:g}": min(math.inf if value is None else value for value in crps[name].values())
-            for error, crps in crps_by_error.items()
-        }
-        question = f"error of states of {name} sampled by {', '.join(trained)}"
-        what = "CRPS of the best sampler; sizes over that of a residual"
-        rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
-        decisions[name] = select_lowest(question, best, what, rows, seed)
-    return decisions
-
-
-def horizons_of(residuals: Mapping[str, TransientResiduals], contexts: Mapping[str, int]) -> dict[str, int]:
-    """Frames of the validated ensembles of each task."""
-    return {name: min(LEADS, one.cache.num_frames - contexts[name]) for name, one in residuals.items()}
-
-
-def _crps_by_sampler(
-    samplers: Mapping[str, Sampler],
-    residuals: Mapping[str, TransientResiduals],
-    contexts: Mapping[str, int],
-    seed: int,
-    ranks: RanksOfRun,
-    num_rows: int,
-) -> dict[str, dict]:
-    """Task -> sampler -> fair CRPS on num_rows validation trajectories."""
-    horizons = horizons_of(residuals, contexts)
-
-    def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows = source.cache.rows_by_parameter("val", num_rows)[ranks.rank :: ranks.world]
-        return [*source.cache.row_blocks(rows, horizons[name] * MEMBERS, ROWS)] if len(rows) else []
-
-    def sums_of(name: str, rows: Tensor) -> Tensor:
-        source, cache, num = residuals[name], residuals[name].cache, horizons[name]
-        decode, z = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
-        w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
-        forcing = source.head.forcing_of(cache, rows, contexts[name] - 1, num + 1)
-        starts, sums = Starts(z, cache.parameters[rows], rows.tolist(), forcing), []
-        for sampler in samplers.values():
-            members = sample_states(source.operator, sampler, name, starts, num, MEMBERS, seed)
-            sums.append(fair_crps(decode(members), w_ref).sum())
-        return torch.stack([*sums, sums[0].new_tensor(len(rows))])
-
-    shard = {name: shard_of(name, source) for name, source in residuals.items()}
-    sums = sum_by_task(shard, sums_of, len(samplers) + 1, ranks)
-    return {
-        name: {
-            sampler: total / count if math.isfinite(total) else None
-            for sampler, total in zip(samplers, totals, strict=True)
-        }
-        for name, (*totals, count) in zip(residuals, sums, strict=True)
-    }
+    trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
+    decisions = validation.select_errors(trained) if is_trained else {}
+    for name, one in fits.items():
+        one.head.sample_error = float(decisions[name].chosen) if decisions else 0.0
+        one.head.facts = replace(one.head.facts, horizon=validation.horizon(name))
+        one.fit_sampled()
+    return {CRPS_KEY: validation.crps(samplers, ROWS)}, [*decisions.values()]
 
 
 # ---- selection

@@ -31,6 +31,7 @@ from ups.metrics.intervals import (
     compare,
     defined_mean,
     merge,
+    merge_chunks,
     ratio,
     summarise,
 )
@@ -106,20 +107,14 @@ def score_ensemble(
     stride = max(1, min(u_ref.shape[3:]) // POINTS) if rank_stride is None else rank_stride
     frame = members[0, :, 0].numel()
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
-    rows = []
-    for i in range(0, len(u_ref), size):
-        x, y, law = (None if u is None else u[i : i + size] for u in (members, u_ref, exact))
-        parts = [
-            _score_chunk(
-                x[:, :, t : t + frames],
-                y[:, t : t + frames],
-                stride,
-                None if law is None else law[:, :, t : t + frames],
-            )
-            for t in range(0, y.shape[1], frames)
-        ]
-        rows.append(merge(parts, 1))
-    return merge(rows)
+
+    def scores(x: Tensor, y: Tensor, law: Tensor | None) -> Scores:
+        parts = [slice(first, first + frames) for first in range(0, y.shape[1], frames)]
+        laws = [None if law is None else law[:, :, some] for some in parts]
+        pairs = zip(parts, laws, strict=True)
+        return merge([_score_chunk(x[:, :, some], y[:, some], stride, law) for some, law in pairs], 1)
+
+    return merge_chunks(scores, size, members, u_ref, exact)
 
 
 # ---- moments of the metrics

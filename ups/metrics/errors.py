@@ -26,7 +26,7 @@ from ups.metrics.intervals import (
     Resamples,
     Scores,
     defined_mean,
-    merge,
+    merge_chunks,
     plain_mean,
     ratio,
     root_mean,
@@ -159,9 +159,7 @@ def score(u_pred: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
     """
     check_shapes(u_pred, u_ref)
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
-    return merge(
-        [_score_chunk(u_pred[i : i + size], u_ref[i : i + size]) for i in range(0, len(u_ref), size)]
-    )
+    return merge_chunks(_score_chunk, size, u_pred, u_ref)
 
 
 def relative(scores: Scores) -> Tensor:

@@ -60,8 +60,10 @@ class Resamples:
         return replace(self, groups=None if self.groups is None else self.groups[rows])
 
     def interval(self, moments: Tensor, statistic: Statistic) -> dict[str, Any]:
-        """`bootstrap` as {"value", "low", "high"}."""
-        return as_interval(bootstrap(moments, statistic, self))
+        """`bootstrap` as {"value", "low", "high"}, of numbers or lists."""
+        ends = bootstrap(moments, statistic, self)
+        as_json = numbers if ends[0].ndim else number
+        return dict(zip(("value", "low", "high"), map(as_json, ends), strict=True))
 
 
 def ratio(error: Tensor, reference: Tensor) -> Tensor:
@@ -77,14 +79,6 @@ def number(value: Tensor | float) -> float | None:
 def numbers(values: Sequence[Any]) -> list:
     """`number` of every element of nested lists."""
     return [numbers(value) if getattr(value, "ndim", 0) else number(value) for value in values]
-
-
-def as_interval(interval: Interval) -> dict[str, Any]:
-    """An interval as {"value", "low", "high"}, of numbers or lists."""
-    return {
-        key: numbers(part) if part.ndim else number(part)
-        for key, part in zip(("value", "low", "high"), interval, strict=True)
-    }
 
 
 # ---- moments
@@ -123,20 +117,27 @@ def bootstrap(moments: Tensor, statistic: Statistic, resamples: Resamples) -> In
 
     moments: (n, M). statistic: (B, M) -> (B, ...). If the value is not finite, neither are the ends.
     """
-    member = group_index(len(moments), resamples.groups)
-    num_groups = int(member.max()) + 1
-    sums = torch.zeros(num_groups, moments.shape[1], dtype=torch.float64).index_add_(
-        0, member, moments.double()
-    )
-    sizes = torch.bincount(member, minlength=num_groups).double()
+    sums, sizes = group_sums(moments, resamples.groups)
     value = statistic((sums.sum(0) / sizes.sum())[None])[0]
     generator = torch.Generator().manual_seed(resamples.seed)
     rows = max(1, CHUNK // moments.shape[1])
     resampled = []
     for start in range(0, resamples.count, rows):
-        counts = resample_counts(num_groups, min(rows, resamples.count - start), generator)
+        counts = resample_counts(len(sizes), min(rows, resamples.count - start), generator)
         resampled.append(statistic(counts @ sums / (counts @ sizes)[:, None]))
-    return interval_of(value, torch.cat(resampled))
+    tail = torch.tensor([(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], dtype=torch.float64)
+    ends = torch.nanquantile(torch.cat(resampled), tail, dim=0)
+    return value, *(torch.where(value.isfinite(), end, value) for end in ends)
+
+
+def group_sums(moments: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(sums of moments (n, M) over every group (G, M), float64, sizes of the groups); without `groups` each
+    trajectory is one."""
+    names = torch.arange(len(moments)) if groups is None else torch.as_tensor(groups)
+    member = torch.unique(names, return_inverse=True)[1]
+    num = int(member.max()) + 1
+    sums = torch.zeros(num, moments.shape[1], dtype=torch.float64)
+    return sums.index_add_(0, member, moments.double()), torch.bincount(member, minlength=num).double()
 
 
 def resample_counts(num_groups: int, count: int, generator: torch.Generator) -> Tensor:
@@ -144,20 +145,6 @@ def resample_counts(num_groups: int, count: int, generator: torch.Generator) -> 
     drawn = torch.randint(num_groups, (count, num_groups), generator=generator)
     zeros = torch.zeros(drawn.shape, dtype=torch.float64)
     return zeros.scatter_add_(1, drawn, torch.ones_like(zeros))
-
-
-def group_index(count: int, groups: Tensor | None) -> Tensor:
-    """The group of each of `count` trajectories, numbered from 0; without `groups` each has its own."""
-    return torch.unique(
-        torch.arange(count) if groups is None else torch.as_tensor(groups), return_inverse=True
-    )[1]
-
-
-def interval_of(value: Tensor, resampled: Tensor) -> Interval:
-    """(value, low, high) from its bootstrap values (B, ...); the ends are not finite if the value is not."""
-    tail = torch.tensor([(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], dtype=torch.float64)
-    low, high = torch.nanquantile(resampled, tail, dim=0)
-    return value, torch.where(value.isfinite(), low, value), torch.where(value.isfinite(), high, value)
 
 
 def compare(
@@ -175,12 +162,9 @@ def compare(
         return None
     (ours, statistic), (theirs, other) = both
     width = ours.shape[1]
-    return as_interval(
-        bootstrap(
-            torch.cat([ours, theirs], 1),
-            lambda mean: statistic(mean[:, :width]) / other(mean[:, width:]),
-            resamples,
-        )
+    return resamples.interval(
+        torch.cat([ours, theirs], 1),
+        lambda mean: statistic(mean[:, :width]) / other(mean[:, width:]),
     )
 
 
@@ -203,3 +187,9 @@ def merge(parts: Sequence[Scores], axis: int = 0) -> Scores:
     """Scores of several batches of one model, concatenated on the CPU over trajectories (axis 0) or leads
     (axis 1)."""
     return {name: torch.cat([part[name].cpu() for part in parts], axis) for name in parts[0]}
+
+
+def merge_chunks(function: Callable[..., Scores], size: int, *tensors: Tensor | None) -> Scores:
+    """Scores by function(*tensors), of `size` rows at a time."""
+    chunks = [slice(first, first + size) for first in range(0, len(tensors[0]), size)]
+    return merge([function(*(None if u is None else u[rows] for u in tensors)) for rows in chunks])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ups.common.mask import filled, fraction, valid_cells
-from ups.metrics.intervals import CHUNK, Moments, Scores, halves, merge
+from ups.metrics.intervals import CHUNK, Moments, Scores, halves, merge_chunks
 from ups.metrics.proper import EXACT, check_members, energy_score
 from ups.metrics.spectra import ROUNDING, octaves, rms
 
@@ -27,14 +27,10 @@ def score_trajectories(members: Tensor, u_ref: Tensor, exact: Tensor | None = No
     """
     check_members(members, u_ref, "score_trajectories")
     size = max(1, CHUNK // members[0].numel())
-    parts = []
-    for i in range(0, len(u_ref), size):
-        some = (None if u is None else u[i : i + size] for u in (members, u_ref, exact))
-        parts.append({"trajectory_score": _trajectory_score(*some)})
-    return merge(parts)
+    return merge_chunks(_trajectory_score, size, members, u_ref, exact)
 
 
-def _trajectory_score(members: Tensor, u_ref: Tensor, exact: Tensor | None) -> Tensor:
+def _trajectory_score(members: Tensor, u_ref: Tensor, exact: Tensor | None) -> Scores:
     valid = valid_cells(u_ref)
     x, y = filled(members.double(), valid), filled(u_ref.double(), valid)
     broken = ~x.isfinite().flatten(1).all(1)
@@ -45,7 +41,8 @@ def _trajectory_score(members: Tensor, u_ref: Tensor, exact: Tensor | None) -> T
         far = torch.cdist(x.flatten(2), law.flatten(2), compute_mode=EXACT).mean((1, 2))
         one = torch.cdist(x.flatten(2), y.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
         score = score + (far - one) / y[0].numel() ** 0.5
-    return (score / torch.as_tensor(fraction(valid)).double().mean().sqrt()).masked_fill(broken, torch.inf)
+    score = score / torch.as_tensor(fraction(valid)).double().mean().sqrt()
+    return {"trajectory_score": score.masked_fill(broken, torch.inf)}
 
 
 def score_structure(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor) -> Scores:

@@ -31,13 +31,22 @@ with those to a second one. Intervals hold for all figures of a model together: 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ups.common.mask import filled, valid_cells
-from ups.metrics.intervals import CHUNK, INTERVAL, Resamples, group_index, merge, numbers, resample_counts
+from ups.metrics.intervals import (
+    CHUNK,
+    INTERVAL,
+    Resamples,
+    group_sums,
+    merge_chunks,
+    numbers,
+    resample_counts,
+)
 from ups.metrics.proper import EXACT
 from ups.metrics.spectra import octaves
 
@@ -157,7 +166,7 @@ def less(one: Tensor, other: Tensor) -> Tensor:
 
 
 def compare_features(
-    members: Tensor, u_ref: Tensor, boundary: str, forecast: Tensor, law: Tensor | None, again: Tensor | None
+    boundary: str, members: Tensor, u_ref: Tensor, forecast: Tensor, law: Tensor | None, again: Tensor | None
 ) -> dict[str, Tensor]:
     """Figures of each start, family -> (n, figures), and "direction" (n, M, numbers)."""
     valid = valid_cells(u_ref)
@@ -218,16 +227,7 @@ def likeness(
     other noise. None for figures that are not finite.
     """
     size = max(1, CHUNK // (members if law is None else law)[0].numel())
-    parts = [
-        compare_features(
-            *(u[i : i + size] for u in (members, u_ref)),
-            boundary,
-            forecast[i : i + size],
-            *(None if u is None else u[i : i + size] for u in (law, again)),
-        )
-        for i in range(0, len(u_ref), size)
-    ]
-    found = merge(parts)
+    found = merge_chunks(partial(compare_features, boundary), size, members, u_ref, forecast, law, again)
     unit = found.pop("direction").transpose(0, 1).flatten(2)  # (M, n, numbers)
     count = unit.shape[1]
     alike = (torch.einsum("jax,jx->a", unit, unit.sum(1)) / len(unit) - 1) / max(1, count - 1)
@@ -240,10 +240,8 @@ def intervals_together(found: dict[str, Tensor], resamples: Resamples) -> dict[s
     """Family -> {value, low, high} of means over starts of its figures (n, F); the intervals of all families
     hold together."""
     figures = torch.cat([*found.values()], 1)
-    member = group_index(len(figures), resamples.groups)
-    num = int(member.max()) + 1
-    sums = torch.zeros(num, figures.shape[1], dtype=torch.float64).index_add_(0, member, figures.double())
-    sizes = torch.bincount(member, minlength=num).double()
+    sums, sizes = group_sums(figures, resamples.groups)
+    num = len(sizes)
     counts = resample_counts(num, resamples.count, torch.Generator().manual_seed(resamples.seed))
     value, again = sums.sum(0) / sizes.sum(), counts @ sums / (counts @ sizes)[:, None]
     error = (again - value).square().mean(0).sqrt() * (num / max(1, num - 1)) ** 0.5

@@ -215,9 +215,7 @@ class Propagator(Modal):
 
     kind = "propagator"
 
-    def __init__(
-        self, degree: int, history: int, walls: Sequence[tuple[float, float]] = (), **settings: Any
-    ):
+    def __init__(self, degree: int, history: int, walls: Sequence[tuple[float, float]] = (), **settings: Any):
         num_channels, num_forcing = settings["num_channels"], settings.get("num_forcing", 0)
         super().__init__(self.num_terms(num_channels, degree, history, num_forcing), **settings)
         self.degree, self.history, self.has_products = degree, history, degree > 1 and num_forcing > 0
