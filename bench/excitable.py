@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from bench.command import parse, parser_of
-from bench.entries import RESULTS, keep, processor, read
+from bench.entries import RESULTS, processor, put
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
@@ -43,7 +44,6 @@ from ups.metrics.intervals import Resamples, halves
 from ups.metrics.joint import score_trajectories
 from ups.metrics.spectra import octaves
 from ups.models.operator import load_operator
-from ups.training.environment import describe_environment
 from ups_solvers import barkley
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
@@ -141,7 +141,7 @@ def assess(config: Config) -> dict[str, Any]:
             models[model][f"over {name}"] = {
                 key: ratios[key] for key in ("crps", "crps_by_lead", "trajectory_score") if key in ratios
             }
-    return {"key": key_of(config, "ensembles"), "best_cheap": cheap, "starts": len(rows), "models": models}
+    return {"best_cheap": cheap, "starts": len(rows), "models": models}
 
 
 def late_figures(
@@ -186,28 +186,14 @@ def assess_climate(config: Config, args: Namespace) -> dict[str, Any]:
         print(model, models[model], flush=True)
     facts = {"frames": args.climate, "task": args.task, "starts": len(rows), "members": members}
     facts |= {"fields": [*truth.task.moving], "base": ensembles.residuals.head.facts.base["name"]}
-    return {"key": key_of(config, "climate"), **facts, "models": models}
+    return {**facts, "models": models}
 
 
-def key_of(config: Config, column: str) -> dict[str, Any]:
-    seed, split = config.run.seed, config.evaluate.split
-    return {"column": column, "seed": seed, "split": split, "processor": processor("cpu")}
-
-
-def record_of(config: Config, task: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "task": task,
-        "context_frames": config.evaluate.context_frames,
-        "data_seed": config.data.seed,
-        "entries": entries,
-        "environment": describe_environment(1, torch.device("cpu")),
-    }
-
-
-def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of all seeds, in their order; a new one replaces the old one of its seed."""
-    by_seed = {entry["key"]["seed"]: entry for entry in (*old, *new)}
-    return [by_seed[seed] for seed in sorted(by_seed)]
+def kept(config: Config, task: str, folder: Path, column: str, found: dict[str, Any]) -> None:
+    """Write what was found, in place of an entry of the same seed."""
+    key = {"column": column, "seed": config.run.seed, "split": config.evaluate.split}
+    facts = {"context_frames": config.evaluate.context_frames, "data_seed": config.data.seed}
+    put(task, folder, key | {"processor": processor("cpu")}, found, **facts)
 
 
 def main() -> None:
@@ -220,13 +206,13 @@ def main() -> None:
     args = parse(parser)
     config = load_config(args.config, args.overrides)
     if args.climate:
-        keep(record_of(config, config.run.name, [assess_climate(config, args)]), RESULTS / "climate")
-    else:
-        runs, name, out = [], config.run.name, RESULTS / config.run.name
-        for seed in args.seeds:
-            run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
-            runs.append(assess(load_config(args.config, [*args.overrides, *run])))
-        keep(record_of(config, TASK, merged(read(TASK, out)["entries"], runs)), out)
+        kept(config, config.run.name, RESULTS / "climate", "climate", assess_climate(config, args))
+        return
+    name = config.run.name
+    for seed in args.seeds:
+        run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
+        own = load_config(args.config, [*args.overrides, *run])
+        kept(own, TASK, RESULTS / name, "ensembles", assess(own))
 
 
 if __name__ == "__main__":

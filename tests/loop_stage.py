@@ -22,6 +22,7 @@ from typing import Any
 
 import forced_fsdp
 import torch
+from safetensors.torch import load_file
 
 import ups.training.activity
 import ups.training.run
@@ -222,9 +223,8 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
             run.update(loss_of(batch), size=len(batch))
             once = [local_shard(p).clone() for p in model.parameters()]
             run.agreed(lambda: run.saving.load(run.step - 1), "loading")
-            assert run.step == step and not all(
-                map(torch.equal, once, map(local_shard, model.parameters()))
-            ), "not loaded"
+            assert run.step == step, "not loaded"
+            assert not all(map(torch.equal, once, map(local_shard, model.parameters()))), "not loaded"
             run._is_updated = False
         run.update(loss_of(batch), size=len(batch))
         assert step not in options.get("twice", ()) or all(
@@ -273,11 +273,23 @@ def _rank_process(log: str, environment: dict, target: Callable, arguments: tupl
     target(*arguments)
 
 
-class Outcome:
-    """What a launch left: exit codes and logs by rank, and the stage directory."""
+def dying_at(step: int) -> Callable:
+    """`Run.update`, in place of which it is killed before a step."""
+    update = Run.update
 
-    def __init__(self, codes: list[int], logs: list[str], directory: Path) -> None:
-        self.codes, self.logs, self.directory = codes, logs, directory
+    def update_or_die(run: Run, *rest: Any, **options: Any) -> None:
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        update(run, *rest, **options)
+
+    return update_or_die
+
+
+class Left:
+    """What a stage left in its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
     def json(self, name: str) -> dict:
         return json.loads((self.directory / name).read_text())
@@ -285,8 +297,35 @@ class Outcome:
     def lines(self) -> list[dict]:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
 
-    def losses(self) -> list[float]:
-        return [line["train/loss"] for line in self.lines() if "train/loss" in line]
+    def logged(self, name: str) -> torch.Tensor:
+        values = [line[name] for line in self.lines() if name in line]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def losses(self) -> torch.Tensor:
+        return self.logged("train/loss")
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return load_file(self.directory / "model.safetensors")
+
+
+def same_end(one: Left, two: Left) -> None:
+    """Bitwise: exported weights, results, and every logged number but the clock."""
+    a, b = one.weights(), two.weights()
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert one.json("done.json")["results"] == two.json("done.json")["results"]
+    clocks, a, b = ("time", "steps_per_s", "processor_s", "memory_gib"), one.lines(), two.lines()
+    for line in (*a, *b):
+        for name in clocks:
+            line.pop(name, None)
+    assert a == b
+
+
+class Outcome(Left):
+    """What a launch left, with exit codes and logs by rank."""
+
+    def __init__(self, codes: list[int], logs: list[str], directory: Path) -> None:
+        super().__init__(directory)
+        self.codes, self.logs = codes, logs
 
 
 def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:

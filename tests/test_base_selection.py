@@ -235,10 +235,8 @@ def test_a_base_that_blows_up_has_an_infinite_error_and_is_never_selected(config
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
     head, decisions = select_base(cache, *numbers(config, "advection1d"), 0, CPU)
     scores = decisions[0].scores
-    assert (
-        isinstance(head.base, Persistence)
-        and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
-    )
+    assert isinstance(head.base, Persistence)
+    assert scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
     recorded = base_scores(base_selection.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0])
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
     json.dumps(recorded, allow_nan=False)

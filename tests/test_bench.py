@@ -154,10 +154,8 @@ def test_the_budget_is_kept_and_validation_is_not_charged():
 
     trained = baselines.train(problem(), Settings(**TINY), 2.0, 0, score, clock=clock)
     assert 1.9 < trained.seconds < 2.1 and now[0] > trained.seconds + 0.3 * len(calls) - 0.1
-    assert [point["share"] for point in trained.history] == [
-        *baselines.CHECKPOINTS,
-        1.0,
-    ] and trained.steps > 5
+    assert [point["share"] for point in trained.history] == [*baselines.CHECKPOINTS, 1.0]
+    assert trained.steps > 5
 
 
 class Described(Rival):
@@ -194,10 +192,8 @@ def test_errors_by_hand():
     split = score.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
     row = score.summary(errors, split, False, 200)
     assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
-    assert (
-        row["nrmse"] == pytest.approx(math.sqrt(2) / 2)
-        and score.summary(errors, split, True, 10)["error"] == row["nrmse"]
-    )
+    assert row["nrmse"] == pytest.approx(math.sqrt(2) / 2)
+    assert score.summary(errors, split, True, 10)["error"] == row["nrmse"]
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
     twice = errors | {"rmse": 2 * errors["rmse"]}
     ratio = score.paired_ratio([twice], [errors, errors], split, True, 50)
@@ -277,13 +273,10 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     key = data_key("toy", load_config().context("burgers1d"))
     shown = find_bench_rows("burgers1d", key, tmp_path)  # what the report puts beside the operator
     for model, row in zip(("fno", "unet"), result["rows_printed"], strict=True):
-        assert row["model"] == model and shown[model]["nrmse"]["value"] == pytest.approx(
-            row["nrmse"], rel=1e-4
-        )
-        assert (
-            shown[model]["train_seconds"] == 6.0
-            and len(shown[model]["error_growth_by_lead"]["value"]) == result["frames_scored"]
-        )
+        assert row["model"] == model
+        assert shown[model]["nrmse"]["value"] == pytest.approx(row["nrmse"], rel=1e-4)
+        assert shown[model]["train_seconds"] == 6.0
+        assert len(shown[model]["error_growth_by_lead"]["value"]) == result["frames_scored"]
     path = tmp_path / "tuned" / "burgers1d-unet-toy.json"
     assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()
 

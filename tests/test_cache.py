@@ -126,9 +126,8 @@ def damage(path: Path, position: int, mask: int = 0x10) -> None:
 def test_rows_follow_file_order_and_decode_to_the_data(built):
     cache = open_cache(built, "advection1d")
     assert (cache.num_rows, cache.num_frames) == (2 * NUM, FRAMES)
-    assert (
-        cache.parameters.tolist() == [[0.4]] * NUM + [[1.0]] * NUM and cache.parameters.dtype == torch.float64
-    )
+    assert cache.parameters.tolist() == [[0.4]] * NUM + [[1.0]] * NUM
+    assert cache.parameters.dtype == torch.float64
     assert cache.parameter_values[cache.parameter_index].tolist() == cache.parameters[:, 0].tolist()
     assert cache.trajectory.tolist() == [*range(NUM)] * 2
     assert cache.dt == pytest.approx(0.75 / (FRAMES - 1), rel=1e-5)
@@ -704,10 +703,8 @@ def test_script_rebuilds_when_the_data_changed(built, tmp_path, capsys):
     path = data_files(config, "advection1d")[0]
     os.utime(path, ns=(time.time_ns(), time.time_ns()))
     is_current, reason = is_up_to_date(config, "advection1d")
-    assert (
-        not is_current
-        and reason == f"the data files changed since {config.cache_path('advection1d')} was built"
-    )
+    assert not is_current
+    assert reason == f"the data files changed since {config.cache_path('advection1d')} was built"
     path.unlink()
     assert is_up_to_date(config, "advection1d")[0] is True  # a whole cache does not need its data
 
@@ -750,6 +747,5 @@ def test_every_task_names_its_equation_and_the_numbers_in_it():
         assert "∂" in task.equation or "∇" in task.equation, task.name
         # the Mach number is one of the initial state
         names = [name for name in task.parameters if name not in ("M",)]
-        assert all(name in task.equation for name in names) and all(
-            name in task.equation for name in task.inputs
-        ), task.name
+        assert all(name in task.equation for name in names), task.name
+        assert all(name in task.equation for name in task.inputs), task.name

@@ -206,9 +206,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     assert {*recorded} == {"waves", "corrector", "student_1", "student_2", "scoring"}
     few = {way: entry for way, entry in recorded.items() if entry[0] <= select.EVALUATIONS}
     near = [way for way in few if few[way][1] <= select.TIED * min(crps for _, crps in few.values())]
-    assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
-        near, key=few.__getitem__
-    )
+    assert recorded["corrector"][0] > 2
+    assert validation.default_sampler(config.run_dir, NOISY) == min(near, key=few.__getitem__)
     assert validation.best_within(config.run_dir, NOISY, 100) == ("corrector", recorded["corrector"][0] // 2)
     assert validation.best_within(config.run_dir, NOISY, 1) == (
         min(("student_1", "scoring"), key=lambda way: recorded[way][1]),
@@ -251,9 +250,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     assert corrector.network.heads[NOISY].sample_error == told
     with ThreadPoolExecutor(2) as pool:
         both = [*pool.map(lambda rank: found(rank, 2, partial(exchanged, rank)), (0, 1))]
-    assert (
-        both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].sample_error == told
-    )
+    assert both == [pytest.approx(alone, rel=1e-5)] * 2
+    assert corrector.network.heads[NOISY].sample_error == told
     found(0, 1, source=TransientResiduals(operator, cache))  # a network that saw no errors is told of none
     assert sizes == [[len(validation.ERRORS)]] * 3 + [[]]
     assert corrector.network.heads[NOISY].sample_error == 0

@@ -171,9 +171,8 @@ def test_a_link_in_place_of_an_unfinished_checkpoint_is_removed_and_its_target_s
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / ".tmp-000000005").symlink_to(tmp_path / "elsewhere")
     save(make(tmp_path), 5)
-    assert (tmp_path / "elsewhere" / "file").read_text() == "precious" and make(tmp_path).newest()[
-        "step"
-    ] == 5
+    assert (tmp_path / "elsewhere" / "file").read_text() == "precious"
+    assert make(tmp_path).newest()["step"] == 5
 
 
 def test_files_of_a_user_between_checkpoints_are_kept(tmp_path, capsys):

@@ -148,10 +148,8 @@ def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():
     head, index = corrector.heads["diff_react2d"], torch.tensor([2, 0, 2])
     whole = head.condition(tokens, facts)
     some, again = whole.rows(index), head.condition(tokens[index], facts[index])
-    assert (len(whole.facts), len(some.facts), some.name) == (4, 3, "diff_react2d") and some.facts.shape == (
-        3,
-        MAX_FACTS,
-    )
+    assert (len(whole.facts), len(some.facts), some.name) == (4, 3, "diff_react2d")
+    assert some.facts.shape == (3, MAX_FACTS)
     for key in ("tokens", "facts", "mean", "log_scale"):
         torch.testing.assert_close(getattr(some, key), getattr(again, key), rtol=1e-5, atol=1e-6)
         assert torch.equal(getattr(some, key)[0], getattr(whole, key)[2])
@@ -258,27 +256,23 @@ def heteroscedastic(step: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_fitting_recovers_a_scale_that_spans_three_decades_and_leaves_unit_variance():
     head, facts = fitted(heteroscedastic, 300, 3, 2)
     train = torch.cat([whitened(head, *heteroscedastic(-1 - i)) for i in range(16)])
-    assert facts["std_train"] == pytest.approx(1.0, abs=0.01) and facts["std_val"] == pytest.approx(
-        1.0, abs=0.1
-    )
+    assert facts["std_train"] == pytest.approx(1.0, abs=0.01)
+    assert facts["std_val"] == pytest.approx(1.0, abs=0.1)
     assert facts["ratio"] == pytest.approx(1.0, abs=0.05)
     parts = [heteroscedastic(10**5 + i) for i in range(32)]  # none that it was fitted on
     white = torch.cat([whitened(head, *part) for part in parts]).flatten(0, -2)
     place = torch.cat([part[1] for part in parts]).flatten(0, -2)[:, 0].argsort()
     deciles = torch.stack([rows[:, 0].std() for rows in white[place].tensor_split(10)])
     assert (deciles - 1).abs().max() < 0.1, deciles
-    assert float(white[:, 1].mean()) == pytest.approx(0.0, abs=0.05) and head.r_mean[1] == pytest.approx(
-        20, abs=0.5
-    )
+    assert float(white[:, 1].mean()) == pytest.approx(0.0, abs=0.05)
+    assert head.r_mean[1] == pytest.approx(20, abs=0.5)
     raw = torch.cat([part[0] for part in parts]).flatten(0, -2)[:, 0]
     # a scale was needed
     assert raw[place].tensor_split(10)[0].std() < 3e-3 < 0.5 < raw[place].tensor_split(10)[-1].std()
     torch.testing.assert_close(train.flatten(0, -2).std(0), torch.ones(3), rtol=1e-3, atol=0)
-    assert (
-        white.isfinite().all()
-        and float(head.r_std[2]) < 1e-2
-        and all(math.isfinite(v) for v in facts.values())
-    )
+    assert white.isfinite().all()
+    assert float(head.r_std[2]) < 1e-2
+    assert all(math.isfinite(v) for v in facts.values())
 
 
 def test_fitting_recovers_a_conditional_mean():
@@ -362,9 +356,8 @@ def test_the_pool_gives_every_batch_four_passes_and_replaces_a_quarter_per_pass(
     assert [[n - 2 * turn for n, _ in numbers] for turn, numbers in enumerate(passes)].count(
         [n for n, _ in passes[0]]
     ) < 3
-    assert pool_number(77, size, 5) == passes[9][5] and any(
-        pool_number(i, size, 6) != passes[0][i] for i in range(size)
-    )
+    assert pool_number(77, size, 5) == passes[9][5]
+    assert any(pool_number(i, size, 6) != passes[0][i] for i in range(size))
 
 
 def test_pairs_are_solved_once_and_dropped_after_use():
@@ -480,9 +473,8 @@ def test_validation_measures_pairs_and_variance_in_latent_units(factor, shift, p
         {"t": [(condition, noise(40000, 8, key=1), white, white[:, 0], white[:, 1])]},
         ranks,
     )["t"]
-    assert found["pair"] == pytest.approx(pair, abs=0.02 + 0.03 * pair) and found[
-        "variance"
-    ] == pytest.approx(variance, rel=0.05)
+    assert found["pair"] == pytest.approx(pair, abs=0.02 + 0.03 * pair)
+    assert found["variance"] == pytest.approx(variance, rel=0.05)
 
 
 SCALES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)

@@ -45,10 +45,8 @@ def test_too_few_test_trajectories_for_the_gates_are_named_by_doctor_and_every_d
     ):  # 0: it trains, and the report is written
         assert main(["--config", str(path), flag]) == status, flag
         out = capsys.readouterr().out
-        assert (
-            least in out
-            and "set data.test_fraction=0.11, or add trajectories: 60 at data.test_fraction 0.1" in out
-        )
+        assert least in out
+        assert "set data.test_fraction=0.11, or add trajectories: 60 at data.test_fraction 0.1" in out
     for change in ("data.test_fraction=0.11", "evaluate.min_initial_conditions=5"):
         assert prepare_data.main(["--config", str(path), "--doctor", change]) == 0
         assert prepare_cache.main(["--config", str(path), "--dry-run", change]) == 0
@@ -122,12 +120,8 @@ def test_counts_before_the_cache_are_those_of_the_cache(tmp_path):
     before = count_data(config, "ks")
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
-    assert before == cache_counts(config, cache) and before.initial == {
-        "train": 16,
-        "reserved": 8,
-        "val": 3,
-        "test": 3,
-    }
+    assert before == cache_counts(config, cache)
+    assert before.initial == {"train": 16, "reserved": 8, "val": 3, "test": 3}
     assert len(cache.split["train"]) == 32 and len(cache.split["reserved"]) == 16
     assert before.gated == {"the operator": 3, "ensembles": 3}
 

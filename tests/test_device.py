@@ -496,9 +496,8 @@ def test_a_step_of_a_later_stage_is_a_few_graphs_and_launches_with_the_weights_o
             assert not said
     assert all(a == b if isinstance(a, float) else torch.equal(a, b) for a, b in zip(*found, strict=True))
     most = LAUNCHES_OF_STAGE[stage]
-    assert all(one <= limit for one, limit in zip(counts, most, strict=True)) and 2 * most[1] <= most[0], (
-        counts
-    )
+    assert all(one <= limit for one, limit in zip(counts, most, strict=True)), counts
+    assert 2 * most[1] <= most[0], counts
 
 
 # sampler (none: a forecast), task -> kernels of a frame, launched one by one, and launches with graphs
@@ -580,9 +579,8 @@ def test_a_pass_that_reads_main_memory_is_refused(config, caches, monkeypatch, l
     with planted(monkeypatch, look):
         for step in range(NUM_FIRST_CALLS + 1):
             step_on_meta(updates, loss_at(step), "advection1d")
-    assert len(said) == (look is not torch.rand_like) and all(
-        "no CUDA graph of _pass" in line for line in said
-    )
+    assert len(said) == (look is not torch.rand_like)
+    assert all("no CUDA graph of _pass" in line for line in said)
 
 
 @pytest.mark.parametrize("name", ["burgers1d", "darcy2d", "diff_react2d"])

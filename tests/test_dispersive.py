@@ -196,6 +196,5 @@ def test_a_front_with_walls_is_not_lost_to_waves_that_too_few_steps_let_grow():
     clean, smooth = fronts()
     data = Trajectories(smooth[:32], 0.25, 32.0, NO_FLUX)
     [(_, _, base)] = found(data)
-    assert (
-        coefficients(base)[UXX] == pytest.approx(1, rel=0.1) and forecast_error(base, data, clean[32:]) < 0.01
-    )
+    assert coefficients(base)[UXX] == pytest.approx(1, rel=0.1)
+    assert forecast_error(base, data, clean[32:]) < 0.01

@@ -78,9 +78,8 @@ def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
         if severity is None:
             assert complaints(findings) == "", task
         else:
-            assert text in messages(findings, severity) and "name the right task in data.tasks" in messages(
-                findings, severity
-            )
+            assert text in messages(findings, severity)
+            assert "name the right task in data.tasks" in messages(findings, severity)
         path.unlink()
 
 

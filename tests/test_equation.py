@@ -273,11 +273,9 @@ def few(monkeypatch):
 def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
     data = Trajectories(kuramoto(20, 10), 0.5, 22.0)
     [(name, own, base)] = found(data)
-    assert (
-        own["is_stiff"]
-        and Equation(**own).weight.shape == base.weight.shape
-        and name.startswith("equation of ")
-    )
+    assert own["is_stiff"]
+    assert Equation(**own).weight.shape == base.weight.shape
+    assert name.startswith("equation of ")
     weights = coefficients(base)
     assert [weights.get(term, 0) for term in (UX, UXX, UXXXX)] == pytest.approx([-1, -1, -1], rel=0.01)
     assert all(abs(weights[term]) < 0.02 for term in weights.keys() - {UX, UXX, UXXXX})

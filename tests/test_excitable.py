@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.excitable import merged, new_waves
+from bench.excitable import new_waves
 
 
 def field(*cells: tuple[int, int]) -> torch.Tensor:
@@ -29,9 +29,3 @@ def test_new_waves_are_numbers_areas_and_places():
     assert found["numbers"] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     assert found["area"] == pytest.approx((5 + 5 + 4) / 3)
     assert found["v"] == pytest.approx((0.1 + 0.1 + 0.3) / 3)
-
-
-def test_a_new_seed_replaces_its_entry_and_keeps_the_others():
-    old = [{"key": {"seed": seed}, "starts": 8} for seed in (0, 1)]
-    new = [{"key": {"seed": seed}, "starts": 100} for seed in (2, 0)]
-    assert [(one["key"]["seed"], one["starts"]) for one in merged(old, new)] == [(0, 100), (1, 8), (2, 100)]

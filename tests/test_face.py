@@ -183,10 +183,8 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
     stage("scoring", is_done=False, scoring=0.01)  # a stage that is still training says nothing
     assert validation.default_sampler(tmp_path, "forced") == "student_1"
     stage("scoring", scoring=0.01)
-    assert (
-        validation.default_sampler(tmp_path, "forced") == "scoring"
-        and validation.default_sampler(tmp_path, "other") == "student_1"
-    )
+    assert validation.default_sampler(tmp_path, "forced") == "scoring"
+    assert validation.default_sampler(tmp_path, "other") == "student_1"
     assert validation.best_within(tmp_path, "forced", 1) == (
         "scoring",
         0,
@@ -195,10 +193,8 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):
         stage("consistency", "tied", student_1=0.13, student_2=more)
         assert validation.default_sampler(tmp_path, "tied") == best
-        assert (
-            validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
-            and validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
-        )
+        assert validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
+        assert validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
     # waves cost no evaluation, so they serve where they are as good; evaluations that are asked for are spent
     for waves, best in ((0.135, "waves"), (0.14, "student_1")):
         stage("diffusion", "closed", waves=waves, corrector=0.1)
@@ -207,11 +203,9 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         assert validation.default_sampler(tmp_path, "closed") == best
         assert validation.best_within(tmp_path, "closed", 1) == ("student_1", 0)
     found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves
-    assert (
-        {*found} == {"waves", "corrector", "student_1", "student_2"}
-        and found["waves"][0] == 0
-        and all(crps > 0 for _, crps in found.values())
-    )
+    assert {*found} == {"waves", "corrector", "student_1", "student_2"}
+    assert found["waves"][0] == 0
+    assert all(crps > 0 for _, crps in found.values())
     assert found["corrector"][0] == 8
 
 
@@ -436,11 +430,9 @@ def test_named_fields_keep_their_names_and_coordinates(model):
         field(model, "burgers1d_hidden", 2)[:, 0], dims=("run", "x"), coords={"run": ["a", "b"]}
     )
     members = model.sample("burgers1d_hidden", u0, num_frames=3, members=2)
-    assert (
-        members.dims == ("run", "member", "time", "x")
-        and members["run"].values.tolist() == ["a", "b"]
-        and members.name == "u"
-    )
+    assert members.dims == ("run", "member", "time", "x")
+    assert members["run"].values.tolist() == ["a", "b"]
+    assert members.name == "u"
     for wrong, text in (
         (data.rename(v="w"), "given variables u, w; expected u, v, as it was trained: v missing"),
         (data.assign_coords(x=2 * x), "given the coordinate x with steps of 0.125 to 0.125; expected 0.0625"),
@@ -1044,11 +1036,9 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
         )
     np.testing.assert_array_equal(u, right)
     with h5py.File(out) as file:
-        assert (
-            file.attrs["task"] == task
-            and file.attrs["first_row"] == 1
-            and "forecast of " in str(file.attrs["ups_settings"])
-        )
+        assert file.attrs["task"] == task
+        assert file.attrs["first_row"] == 1
+        assert "forecast of " in str(file.attrs["ups_settings"])
     # its own output
     assert predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["next.h5", "out.h5"]

@@ -58,12 +58,10 @@ def test_it_stops_before_a_step_with_a_gradient_that_is_not_finite(bad):
         lambda step: 1.0,
         clip_norm=10.0,
     )
-    assert (
-        stopped == 2
-        and started == [0, 1, 2]
-        and model.weight.item() == pytest.approx(0.8)
-        and model.weight.grad is None
-    )
+    assert stopped == 2
+    assert started == [0, 1, 2]
+    assert model.weight.item() == pytest.approx(0.8)
+    assert model.weight.grad is None
 
 
 def test_frozen_weights_do_not_change():

@@ -281,10 +281,8 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
         for model in STAGES[stage].trained_samplers:
             drop(results.ensembles["t"], model=model)
     [row] = not_passed(check_gates(results, SETTINGS))[0]
-    assert (
-        row["name"] == f"made/t/{stage}"
-        and f"Run make {stage}, or remove it from evaluate.stages" in row["reason"]
-    )
+    assert row["name"] == f"made/t/{stage}"
+    assert f"Run make {stage}, or remove it from evaluate.stages" in row["reason"]
     del results.facts["stages"][stage]
     assert not failed(results)
 
@@ -399,11 +397,9 @@ def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     }
     task = entry_of("tasks", {"times": [0.5, 1.0], "network_is_used": True}, main=models)
     found = usability_of(task, None)
-    assert (
-        found["usable"] is usable
-        and words in found["words"]
-        and "makes it worse than its base alone" in found["words"]
-    )
+    assert found["usable"] is usable
+    assert words in found["words"]
+    assert "makes it worse than its base alone" in found["words"]
     assert "(scored up to 2 frames ahead, 1 time units)" in found["words"]
     task.add("operator", {"correlation_time": point(0.4)})
     found = usability_of(task, None)
@@ -433,9 +429,8 @@ def test_selections_have_a_separate_report():
 def test_reserved_trajectories_require_the_stages_that_train_on_them():
     tasks = "data.tasks=[advection1d, burgers1d_hidden, darcy2d_grf]"
     asked = load_config(None, [tasks, "task.advection1d.reserve=0"]).reported_stages
-    assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == [
-        "darcy2d_grf"
-    ]
+    assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"]
+    assert asked["steady"] == ["darcy2d_grf"]
     assert asked["diffusion"] == asked["consistency"] == ["burgers1d_hidden"] and "scoring" not in asked
     more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, scoring]"]).reported_stages
     assert more["scoring"] == ["burgers1d_hidden"] and "consistency" not in more

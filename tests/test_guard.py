@@ -79,9 +79,8 @@ def test_a_rank_that_hangs_is_named_and_both_end_with_124_and_their_stacks(tmp_p
     assert codes == [124, 124] and seconds < HANG_S + 6
     for rank, output in enumerate(outputs):
         assert "the laggard is rank 1: at step 7, computing step 7" in output
-        assert (
-            f"rank {rank}, thread MainThread" in output and "rank 0: at step 0, summing gradients" in output
-        )
+        assert f"rank {rank}, thread MainThread" in output
+        assert "rank 0: at step 0, summing gradients" in output
         code, kind, cause, stack = eval((tmp_path / f"end{rank}").read_text())
         assert (code, kind) == (124, "hang") and "laggard is rank 1" in cause and "MainThread" in stack
 

@@ -228,10 +228,8 @@ def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, ca
     config, cache = prepared(tmp_path, said, u=u)
     _, decisions = base_selection.select_base(cache, 1, 1, 0, CPU)
     scores = decisions[0].scores
-    assert (
-        not any("linear" in name for name in scores)
-        and "linear: left out, as ks is shifted" in capsys.readouterr().out
-    )
+    assert not any("linear" in name for name in scores)
+    assert "linear: left out, as ks is shifted" in capsys.readouterr().out
     assert "linear" not in config_of(tmp_path, **{**said, "base": None}).task["ks"].base
 
 

@@ -125,9 +125,8 @@ def test_zero_frames_are_excluded_and_counted():
     ratio = metrics.nrmse(u_pred, u_ref)
     assert ratio.isnan().sum() == 1
     row = summary(u_pred, u_ref)
-    assert row["zero_frames"] == 1 and row["nrmse"]["value"] == pytest.approx(
-        ratio.nanmean().item(), rel=1e-5
-    )
+    assert row["zero_frames"] == 1
+    assert row["nrmse"]["value"] == pytest.approx(ratio.nanmean().item(), rel=1e-5)
     nothing = summary(u_pred, torch.zeros_like(u_ref))
     assert nothing["nrmse"]["value"] is None and nothing["rmse"]["value"] > 0 and nothing["zero_frames"] == 60
 
@@ -237,10 +236,8 @@ def test_compare_is_the_ratio_of_the_two_summaries():
             / metrics.summarise_errors(theirs, Resamples(10, 0))[metric]["value"]
         )
         entry = intervals.compare(metrics.ERROR[metric], ours, theirs, Resamples(50, 0))
-        assert (
-            entry["value"] == pytest.approx(expected, rel=1e-5)
-            and entry["low"] <= entry["value"] <= entry["high"]
-        )
+        assert entry["value"] == pytest.approx(expected, rel=1e-5)
+        assert entry["low"] <= entry["value"] <= entry["high"]
 
 
 def test_a_steady_task_has_no_correlation_time():

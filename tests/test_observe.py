@@ -90,14 +90,11 @@ def test_points_are_observed_exactly_and_other_cells_hold_zero(space: tuple[int,
     v = field(3, 2, *space)
     found = observe(v, levels((0.25, 0, 1), (0.5, 0, 1), (1e-9, 0, 1)), row_generators(1, rows=range(3)))
     cells = math.prod(space)
-    assert (
-        found.mask.shape == (3, 1, *space)
-        and found.values.shape == v.shape
-        and found.facts.shape == (3, len(FACTS))
-    )
-    assert found.mask.flatten(1).sum(1).tolist() == [cells // 4, cells // 2, 1] and set(
-        found.mask.unique().tolist()
-    ) == {0, 1}
+    assert found.mask.shape == (3, 1, *space)
+    assert found.values.shape == v.shape
+    assert found.facts.shape == (3, len(FACTS))
+    assert found.mask.flatten(1).sum(1).tolist() == [cells // 4, cells // 2, 1]
+    assert set(found.mask.unique().tolist()) == {0, 1}
     assert torch.equal(found.values, v * found.mask)
     assert found.facts[:2].tolist() == [[0.25, 0, 0], [0.5, 0, 0]] and found.facts.dtype == torch.float32
 
@@ -118,11 +115,9 @@ def test_noise_has_the_standard_deviation_of_the_level() -> None:
     found = observe(v, levels((1, 0.5, 1), (1, 0, 1)), row_generators(1, rows=range(2)))
     noise = (found.values - v)[0].flatten().double()
     assert abs(noise.mean()) < 4 * 0.5 / 64 and abs(noise.std() / 0.5 - 1) < 4 / math.sqrt(2 * 4096)
-    assert (
-        torch.equal(found.values[1], v[1])
-        and found.mask.min() == 1
-        and found.facts[:, 1].tolist() == [0.5, 0]
-    )
+    assert torch.equal(found.values[1], v[1])
+    assert found.mask.min() == 1
+    assert found.facts[:, 1].tolist() == [0.5, 0]
 
 
 def test_a_block_that_does_not_divide_the_grid_is_refused() -> None:
@@ -144,10 +139,8 @@ def test_the_linear_observation_is_of_the_log_coefficient_itself(case: str) -> N
     found = observe_case(v, case, row_generators(0, rows=range(1)))
     linear = LinearObservation(**as_linear(found, 0, mean, std))
     count = {"none": 0, "points_1": 3, "points_10": 26, "points_50": 128, "coarse_4": 16}.get(case, 256)
-    assert (
-        linear.cells.shape == (count, 16 if case == "coarse_4" else 1)
-        and linear.values.dtype == torch.float64
-    )
+    assert linear.cells.shape == (count, 16 if case == "coarse_4" else 1)
+    assert linear.values.dtype == torch.float64
     assert linear.noise == pytest.approx(0.3 * std if case == "noisy_0.3" else 0.0)
     error = linear.values - linear.matrix @ g.flatten()
     if linear.noise:

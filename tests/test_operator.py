@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
 import signal
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import pytest
 import torch
 from cases import cases
 from finished import write_stage
+from loop_stage import Left, same_end
 from safetensors.torch import load_file
 from test_base_selection import TINY, make_caches
 from torch import Tensor
@@ -31,6 +31,7 @@ import ups.training.run
 from ups.common.device import precision_in_words
 from ups.common.place import ROOT
 from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
@@ -40,7 +41,7 @@ from ups.models.loss import (
     ROUNDING,
     is_worth_training,
     operator_loss,
-    relative_error,
+    relative_errors,
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
@@ -358,7 +359,10 @@ def test_the_relative_error_is_that_of_the_formula():
     scale = torch.tensor([0.5, 2.0])
     f = LOSS_FLOOR**2
     expected = [math.sqrt(2 * (0.5 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * (1 + f) / (4 + 2 * f))]
-    assert float(relative_error(z_pred, z_ref, z_base, scale)) == pytest.approx(sum(expected) / 2, rel=1e-6)
+    network, base = relative_errors(z_pred, z_ref, z_base, scale)
+    assert float(network) == pytest.approx(sum(expected) / 2, rel=1e-6)
+    expected = [math.sqrt(2 * (2 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * f / (4 + 2 * f))]
+    assert float(base) == pytest.approx(sum(expected) / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(("scale", "is_worth"), [([3e-7, 9e-7], False), ([3e-7, 1e-5], True), ([0.5], True)])
@@ -370,8 +374,9 @@ def test_a_base_that_is_exact_up_to_rounding_leaves_nothing_to_train_on(scale, i
 def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
     z_base = noise(2, 1, 8, 4).requires_grad_()
     pred = noise(2, 1, 8, 4, seed=1).requires_grad_()
-    relative_error(pred, noise(2, 1, 8, 4, seed=2), z_base, torch.ones(2)).backward()
-    assert z_base.grad is None and pred.grad is not None
+    network, base = relative_errors(pred, noise(2, 1, 8, 4, seed=2), z_base, torch.ones(2))
+    network.backward()
+    assert z_base.grad is None and pred.grad is not None and not base.requires_grad
 
 
 @pytest.mark.parametrize(("kind", "bundle"), [("transport", 1), ("persistence", 2)])
@@ -384,21 +389,17 @@ def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind, bundle):
     loss, metrics = operator_loss(
         operator, "burgers1d", decode(z), decode(z_ref), head.parameter_batch(parameters)
     )
-    total, network, base = 0.0, 0.0, 0.0
+    network, base = 0.0, 0.0
     for call in range(2):
         target = z_ref[:, call * bundle : (call + 1) * bundle]
         full, z_base = operator.predict(
             z, "burgers1d", operator.heads["burgers1d"].parameter_batch(parameters)
         )
-        errors = [
-            float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3])))
-            for pred in (full, z_base)
-        ]
-        total += errors[0]
+        scale = torch.tensor([0.2, 0.3])
+        errors = [float(relative_errors(pred.detach(), target, z_base, scale)[0]) for pred in (full, z_base)]
         network, base = network + errors[0] / 2, base + errors[1] / 2
         z = torch.cat([z, full], 1)[:, -2:]
-    assert float(loss.detach()) == pytest.approx(total / 2, rel=1e-5)
-    assert float(metrics["network"]) == pytest.approx(network, rel=1e-5)
+    assert float(loss.detach()) == float(metrics["network"]) == pytest.approx(network, rel=1e-5)
     assert float(metrics["base"]) == pytest.approx(base, rel=1e-5) and not metrics["base"].requires_grad
 
 
@@ -411,8 +412,8 @@ def test_gradients_flow_through_the_rollout():
     second, z_base2 = operator.predict(first.detach(), "burgers1d", parameters_of(operator, "burgers1d"))
     ones = torch.ones(2)
     cut = (
-        relative_error(first, z_ref[:, :1], z_base, ones)
-        + relative_error(second, z_ref[:, 1:], z_base2, ones)
+        relative_errors(first, z_ref[:, :1], z_base, ones)[0]
+        + relative_errors(second, z_ref[:, 1:], z_base2, ones)[0]
     ) / 2
     assert float(through.detach()) == pytest.approx(float(cut.detach()), rel=1e-5)
     gradients = [
@@ -461,10 +462,8 @@ def test_every_velocity_of_a_symmetric_task_turns_with_the_space():
     symmetric = [task for task in TASKS.values() if task.is_symmetric]
     assert {"darcy2d", "diff_react2d", "cfd1d", "cfd3d"} <= {task.name for task in symmetric}
     for task in symmetric:
-        assert (
-            task.vector == tuple(f for f in task.fields if f.startswith(("V", "force")))
-            and len(task.vector) % task.ndim == 0
-        )
+        assert task.vector == tuple(f for f in task.fields if f.startswith(("V", "force")))
+        assert len(task.vector) % task.ndim == 0
         assert all(
             name[-1] == axis for name, axis in zip(task.vector, itertools.cycle(task.axes), strict=False)
         )
@@ -632,17 +631,10 @@ def overrides_of(caches: Path, root: Path, *more: str) -> list[str]:
 
 
 def _stage(overrides: list[str], kill_at: int, rounding: float, gpu_gib: float) -> None:
-    ups.models.loss.ROUNDING, update = rounding, ups.training.run.Run.update
+    ups.models.loss.ROUNDING, ups.training.run.Run.update = rounding, loop_stage.dying_at(kill_at)
     if gpu_gib:
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(gpu_gib * 2**30 / whole)
-
-    def dying(run, *arguments, **options):
-        if run.step == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return update(run, *arguments, **options)
-
-    ups.training.run.Run.update = dying
     loop_stage.run_script("train_operator", ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides])
 
 
@@ -667,36 +659,32 @@ def train(caches: Path, root: Path, *more: str, **options: float) -> tuple[int, 
     return code, log
 
 
-def lines_of(root: Path) -> list[dict]:
-    return [
-        json.loads(line) for line in (root / "smoke" / "operator" / "metrics.jsonl").read_text().splitlines()
-    ]
+def left_in(root: Path) -> Left:
+    return Left(root / "smoke" / "operator")
 
 
 @pytest.fixture(scope="module")
-def reference(caches, tmp_path_factory) -> Path:
+def reference(caches, tmp_path_factory) -> Left:
     """An undisturbed run on one process."""
     root = tmp_path_factory.mktemp("reference")
     code, log = train(caches, root)
     assert code == 0, log
-    return root
+    return left_in(root)
+
+
+def config_of(caches: Path, *more: str) -> Config:
+    return load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, caches, *more))
 
 
 def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
-    done = json.loads((reference / "smoke" / "operator" / "done.json").read_text())
+    done = reference.json("done.json")
     tasks = {"advection1d", "burgers1d", "darcy2d", "diff_react2d"}
-    assert (
-        set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks and done["step"] == STEPS
-    )
+    assert set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks
+    assert done["step"] == STEPS
     assert done["results"]["bases"]["darcy2d"] == "elliptic"
-    lines = lines_of(reference)
-    assert {
-        key.split("/")[1]
-        for line in lines
-        for key in line
-        if key.startswith("train/") and key.count("/") == 2
-    } == tasks
-    assert all(math.isfinite(line["train/loss"]) for line in lines if "train/loss" in line)
+    keys = [key.split("/") for line in reference.lines() for key in line]
+    assert {key[1] for key in keys if key[0] == "train" and len(key) == 3} == tasks
+    assert reference.losses().isfinite().all()
 
 
 def validated(operator: Operator, cache: Cache, context: int) -> Tensor:
@@ -707,11 +695,9 @@ def validated(operator: Operator, cache: Cache, context: int) -> Tensor:
 
 
 def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_helps(caches, reference):
-    directory = reference / "smoke" / "operator"
-    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
-    operator = load_operator(directory)
-    decided = json.loads((directory / "config.json").read_text())["decisions"]
+    recorded = reference.json("done.json")["results"]["validation"]
+    config, operator = config_of(caches), load_operator(reference.directory)
+    decided = reference.json("config.json")["decisions"]
     for name, error in recorded.items():
         cache = open_cache(config, name)
         rows = cache.rows_by_parameter("val", 4)  # four times as many
@@ -728,8 +714,8 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, reference, world):
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
-    cache, operator = open_cache(config, "burgers1d"), load_operator(reference / "smoke" / "operator")
+    config = config_of(caches)
+    cache, operator = open_cache(config, "burgers1d"), load_operator(reference.directory)
     cache.split["val"] = torch.arange(9)
     found = []
     for num in (1, world):
@@ -761,20 +747,14 @@ def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, ref
 def test_two_processes_give_the_losses_of_one(caches, reference, tmp_path):
     codes, logs = train_ranks(caches, tmp_path, world=2)
     assert codes == [0, 0] and "2 process(es) on cpu" in logs[0], logs
-    one, two = (
-        [line["train/loss"] for line in lines_of(root) if "train/loss" in line]
-        for root in (reference, tmp_path)
-    )
+    ends = reference, left_in(tmp_path)
+    one, two = (end.losses() for end in ends)
     assert len(one) == len(two) == STEPS
-    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-5, atol=0.0)
-    scores = [
-        [line.get("validation/score", 0.0) for line in lines_of(root)] for root in (reference, tmp_path)
-    ]
-    assert scores[1] == pytest.approx(scores[0], rel=1e-4)  # with one validation trajectory for two processes
-    bases = [
-        load_file(root / "smoke" / "operator" / "bases" / "burgers1d.safetensors")
-        for root in (reference, tmp_path)
-    ]
+    torch.testing.assert_close(two, one, rtol=1e-5, atol=0.0)
+    scores = [end.logged("validation/score") for end in ends]
+    # with one validation trajectory for two processes
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=0.0)
+    bases = [load_file(end.directory / "bases" / "burgers1d.safetensors") for end in ends]
     assert all(torch.equal(bases[0][key], bases[1][key]) for key in bases[0])
 
 
@@ -788,16 +768,7 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference
     code, log = train(caches, tmp_path)
     assert code == 0 and "resumed at step 5" in log, log
     assert {path: path.stat().st_mtime_ns for path in bases.iterdir()} == fitted_at
-    whole, resumed = (
-        load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path)
-    )
-    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
-    clock = ("time", "steps_per_s", "processor_s", "memory_gib")
-    numbers = [
-        [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root)]
-        for root in (reference, tmp_path)
-    ]
-    assert numbers[0] == numbers[1]
+    same_end(reference, left_in(tmp_path))
 
 
 @pytest.mark.gpu
@@ -808,7 +779,7 @@ def test_a_gpu_with_too_little_memory_gets_smaller_passes_and_the_losses_of_a_la
     for name in ("large", "small"):
         code, log = train(caches, tmp_path / name, *rows, gpu_gib=gpu_gib)
         assert code == 0, log
-        lines = [line for line in lines_of(tmp_path / name) if "train/loss" in line]
+        lines = [line for line in left_in(tmp_path / name).lines() if "train/loss" in line]
         assert (lines[0]["train/micro_batch"] < 2048) is (name == "small"), lines
         losses.append([line["train/loss"] for line in lines])
         gpu_gib = 0.6 * lines[0]["memory_gib"]
@@ -824,14 +795,13 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
         "data.tasks=[burgers1d]",
     )
     assert code == 0, log
-    directory = tmp_path / "smoke" / "operator"
-    state = torch.load(directory / "state" / "step_000000003" / "shared.pt", weights_only=True)
-    weights = load_file(directory / "model.safetensors")
+    end = left_in(tmp_path)
+    state = torch.load(end.directory / "state" / "step_000000003" / "shared.pt", weights_only=True)
+    weights = end.weights()
     assert all(torch.equal(weights[name], value) for name, value in state["ema"]["averages"].items())
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path))
-    cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
+    cache, operator = open_cache(config_of(caches), "burgers1d"), load_operator(end.directory)
     found = pooled(validated(operator, cache, 10))["network"]
-    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]
+    recorded = end.json("done.json")["results"]["validation"]["burgers1d"]
     assert found == pytest.approx(recorded["network"], rel=1e-6)
 
 
@@ -839,9 +809,10 @@ def test_a_stage_takes_no_step_where_every_base_is_exact(caches, tmp_path):
     """As if every error were rounding."""
     code, log = train(caches, tmp_path, "data.tasks=[advection1d]", rounding=math.inf)
     assert code == 0, log
-    done = json.loads((tmp_path / "smoke" / "operator" / "done.json").read_text())
-    assert done["step"] == 0 and "no training: no task has a base that a network could improve" in log
-    assert load_operator(tmp_path / "smoke" / "operator").heads["advection1d"].is_network_used is False
+    end = left_in(tmp_path)
+    assert "no training: no task has a base that a network could improve" in log
+    assert end.json("done.json")["step"] == 0
+    assert load_operator(end.directory).heads["advection1d"].is_network_used is False
 
 
 @pytest.fixture
@@ -859,41 +830,34 @@ def test_too_few_frames_or_no_cache_is_refused_before_anything_is_made(
 
 
 def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, run_here):
-    _, output = run_here("--dry-run", *overrides_of(caches, reference))
+    _, output = run_here("--dry-run", *overrides_of(caches, reference.directory.parents[1]))
     printed = int(re.search(r"some ([\d,]+) parameters", output)[1].replace(",", ""))
-    operator = load_operator(reference / "smoke" / "operator")
-    count = sum(p.numel() for p in operator.parameters())
+    count = sum(p.numel() for p in load_operator(reference.directory).parameters())
     # the plan cannot know which base will be chosen: it counts the last of each list
     assert abs(printed - count) <= 0.01 * count
 
 
-def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):
-    config = load_config(
-        ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path, "operator.unroll_steps=3")
-    )
+def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches):
+    config = config_of(caches, "operator.unroll_steps=3")
     found = {name: open_cache(config, name) for name in config.data.tasks}
     contexts = {name: config.context(name) for name in found}
     windows = Windows(found, config.task, contexts, config.operator, 0).schedule.windows
     # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one
     # frame
-    assert (
-        windows["advection1d"][1] == 10
-        and windows["diff_react2d"][1] == 14 - 3 - 5 + 1
-        and windows["darcy2d"][1] == 1
-    )
+    assert windows["advection1d"][1] == 10
+    assert windows["diff_react2d"][1] == 14 - 3 - 5 + 1
+    assert windows["darcy2d"][1] == 1
     assert all(windows[name][0] == len(cache.split["train"]) for name, cache in found.items())
 
 
 def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_none_in_the_right_shape(
     caches, reference
 ):
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
-    cache, operator = open_cache(config, "diff_react2d"), load_operator(reference / "smoke" / "operator")
+    cache, operator = open_cache(config_of(caches), "diff_react2d"), load_operator(reference.directory)
     nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
     something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
-    assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2) and len(nothing) == 0 < len(
-        something
-    ) == len(cache.split["val"])
+    assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2)
+    assert len(nothing) == 0 < len(something) == len(cache.split["val"])
     u = (
         operator.heads["diff_react2d"]
         .physical(cache.batch(cache.split["val"], 10, 4, torch.device("cpu")))

@@ -202,10 +202,8 @@ def test_gradients_of_tasks_share_a_place_and_each_tasks_are_those_of_its_loss_a
     plain, whole = place_gradients(network(), torch.device("cpu"), 6)
     # counts and each parameter up to a multiple of ALIGN
     shared, own = (16 + 4 * 16, {"a": 208 + 64, "b": 32 + 16})
-    assert (
-        ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]}
-        and flat.numel() == ends["a"]
-    )
+    assert ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]}
+    assert flat.numel() == ends["a"]
     assert whole == {None: plain.numel()} and plain.numel() == shared + sum(own.values())
     for task in ("a", "b", "a"):
         flat[: ends[task]].zero_(), alone.zero_grad()

@@ -38,11 +38,9 @@ def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path,
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 40 and not list(tmp_path.iterdir())
     operator = out[out.index("operator: to ") :]
-    assert (
-        minutes(operator) > 0
-        and "is missing: make cache" in operator
-        and " parameters; per process " in operator
-    )
+    assert minutes(operator) > 0
+    assert "is missing: make cache" in operator
+    assert " parameters; per process " in operator
     assert out.count(" about ") > 4 and out.count("MiB") > 6
 
 

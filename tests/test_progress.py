@@ -50,10 +50,8 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
     done = [1]
     with Bar("bases", 6, True, lambda: done[0], unit="tasks") as bar:
         note("burgers1d: transport")
-        assert (
-            bar.n == 1
-            and "1/6 tasks" in terminal.getvalue()
-            and "burgers1d: transport" in terminal.getvalue()
-        )
+        assert bar.n == 1
+        assert "1/6 tasks" in terminal.getvalue()
+        assert "burgers1d: transport" in terminal.getvalue()
         done[0] = 6  # of which another process fitted five
     assert "6/6 tasks" in terminal.getvalue() and progress._shown is None

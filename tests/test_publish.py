@@ -64,10 +64,8 @@ def home(tmp_path_factory) -> Path:
 def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     folder = home / "runs" / "smoke" / "operator"
     text, results = (folder / "README.md").read_text(), load(folder.parent / "report")
-    assert (
-        text.startswith("---\nlicense: mit\nlibrary_name: ups\n")
-        and "# smoke: the operator, which forecasts" in text
-    )
+    assert text.startswith("---\nlicense: mit\nlibrary_name: ups\n")
+    assert "# smoke: the operator, which forecasts" in text
     assert "| burgers1d | u | 64 | 0 to 1 | periodic | 0.0" in text and "Nu 0.05 to 0.1 |" in text
     for name, task in results.tasks.items():
         frames, trajectories = (task.number("", f"num_{key}") for key in ("frames_predicted", "trajectories"))

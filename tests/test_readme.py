@@ -202,9 +202,8 @@ def test_make_and_scripts_have_the_same_default_configuration(clone, monkeypatch
 def test_stages_launched_without_arguments_after_make_cache_are_found_by_make_report(trained):
     results = load(trained / "runs" / "small" / "report")
     assert [*results.ensembles] == ["burgers1d_forced"] and [*results.steady] == ["darcy2d_grf"]
-    assert not (trained / "runs" / "default").exists() and {
-        path.name for path in (trained / "cache").iterdir()
-    } == {"small"}
+    assert not (trained / "runs" / "default").exists()
+    assert {path.name for path in (trained / "cache").iterdir()} == {"small"}
 
 
 @needs_make
@@ -213,11 +212,9 @@ def test_stages_launched_without_arguments_after_make_cache_are_found_by_make_re
 def test_a_stage_launched_before_its_parent_ends_in_one_line_that_names_the_make_target(trained):
     done = run(trained, "accelerate launch --quiet train_diffusion.py run.name=empty")
     [line] = [line for line in done.stderr.splitlines() if "FAILED" in line]
-    assert (
-        done.returncode != 0
-        and "stage operator of run empty is missing" in line
-        and "make operator RUN=empty" in line
-    )
+    assert done.returncode != 0
+    assert "stage operator of run empty is missing" in line
+    assert "make operator RUN=empty" in line
     assert "Traceback" not in done.stderr
 
 
@@ -351,9 +348,8 @@ def test_make_train_does_nothing_again_and_nothing_stale_missing_or_altered_is_u
     weights.write_bytes(content)
 
     wider = run(trained, "python evaluate.py operator.model.width=64")
-    assert (
-        wider.returncode != 0 and "started with another configuration (operator.model.width " in wider.stderr
-    )
+    assert wider.returncode != 0
+    assert "started with another configuration (operator.model.width " in wider.stderr
     for path in (trained / "data" / "small").rglob("*.hdf5"):  # of another seed, beside the old caches
         path.unlink()
     assert run(trained, "make data ARGS=data.seed=7").returncode == 0

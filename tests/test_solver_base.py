@@ -73,9 +73,8 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
     cache = open_cache(config, "heat")
     best, decisions = select_base(cache, 0, 1, 0, torch.device("cpu"))
     scores = decisions[0].scores
-    assert (
-        best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
-    )
+    assert best.base.kind == "solver"
+    assert scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
     assert best.facts.base["settings"]["solver"] == "exact_step:step"  # named in the weights
     operator = build_operator(
         {"heat": ({"description": best.facts.described()}, fitted_state(best))},
@@ -94,10 +93,8 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
         again.rollout(z, "heat", cache.parameters[cache.split["val"]], 2)
     with pytest.raises(ValueError, match="the base of heat is a solver of the user's, 'exact_step:step'"):
         again.use_solvers({"other": operator.heads["heat"].base.step})
-    assert (
-        "exact_step" in sys.modules
-        and again.use_solvers(solvers_of(config)).heads["heat"].base.step is not None
-    )
+    assert "exact_step" in sys.modules
+    assert again.use_solvers(solvers_of(config)).heads["heat"].base.step is not None
 
 
 def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
@@ -172,9 +169,8 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
         is_users = not name.startswith(("other", "target"))
         assert (solver_digest("pkg.mod:step", "ks") != before) == is_users, name
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert (
-        solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "folder"} & sys.modules.keys()
-    )
+    assert solver_digest("pkg.mod:step", "ks") == before
+    assert not {"pkg", "helper", "folder"} & sys.modules.keys()
 
 
 def test_a_run_s_own_configuration_names_no_solver(mine, tmp_path):

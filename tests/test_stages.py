@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -22,6 +21,7 @@ import loop_stage
 import pytest
 import torch
 from cases import cases
+from loop_stage import Left, same_end
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -121,14 +121,12 @@ def _script(record: str, module: str, arguments: list[str], kill_at: int, nan_fr
     """Call a script's main, which is killed before a step, or gets NaN residuals from a step on.
 
     The rows that it reads of every cache, and the splits of its residuals, go to the file `record`."""
-    update, batch, inputs = ups.training.run.Run.update, Cache.batch, Cache.inputs
+    update, batch, inputs = loop_stage.dying_at(kill_at), Cache.batch, Cache.inputs
     step, read = [0], {}
 
-    def update_or_die(run: ups.training.run.Run, *rest, **options):
+    def noted(run: ups.training.run.Run, *rest, **options):
         step[0] = run.step
-        if run.step == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return update(run, *rest, **options)
+        update(run, *rest, **options)
 
     def with_nan(batch):
         def call(residuals, split: str, *rest, **options):
@@ -145,7 +143,7 @@ def _script(record: str, module: str, arguments: list[str], kill_at: int, nan_fr
 
         return call
 
-    ups.training.run.Run.update = update_or_die
+    ups.training.run.Run.update = noted
     for kind in (TransientResiduals, SteadyResiduals):
         kind.batch = with_nan(kind.batch)
     Cache.batch, Cache.inputs = recorded(batch), recorded(inputs)
@@ -197,12 +195,8 @@ def with_parents(chain: Path, root: Path, stage: str) -> Path:
     return root
 
 
-def lines_of(root: Path, stage: str) -> list[dict]:
-    return [json.loads(line) for line in (root / "smoke" / stage / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses_of(root: Path, stage: str) -> Tensor:
-    return torch.tensor([line["train/loss"] for line in lines_of(root, stage) if "train/loss" in line])
+def left_by(stage: str, root: Path) -> Left:
+    return Left(root / "smoke" / stage)
 
 
 def edit(path: Path, change) -> dict:
@@ -229,8 +223,8 @@ def run_here(main_here):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here, stage):
-    directory, losses = chain / "smoke" / stage, losses_of(chain, stage)
-    done = json.loads((directory / "done.json").read_text())
+    left = left_by(stage, chain)
+    directory, losses, done = left.directory, left.losses(), left.json("done.json")
     assert done["step"] == len(losses) == 20 and losses.isfinite().all() and done["num_skipped"] == 0
     caches = {HIDDEN} if stage != "steady" else {STEADY}
     assert set(done["parents"]) == {*PARENTS[stage], *caches}
@@ -247,24 +241,11 @@ def test_two_processes_give_the_losses_of_one(chain, tmp_path, stage):
     )
     assert codes == [0, 0], logs
     assert "8 = 2 processes x 2 passes of at most 2" in logs[0]  # on one process: 2 of 4
-    torch.testing.assert_close(losses_of(tmp_path, stage), losses_of(chain, stage), rtol=1e-5, atol=0.0)
+    one, two = (left_by(stage, root) for root in (chain, tmp_path))
+    torch.testing.assert_close(two.losses(), one.losses(), rtol=1e-5, atol=0.0)
     key = f"validation/{HIDDEN}/pair" if stage == "consistency" else "validation/score"
-    scores = [[line[key] for line in lines_of(root, stage) if key in line] for root in (chain, tmp_path)]
-    assert scores[1] == pytest.approx(scores[0], rel=1e-4) and len(scores[0]) == 2 + (stage == "consistency")
-
-
-def same_end(one: Path, two: Path, stage: str) -> None:
-    """Weights, logged numbers but clocks, and results of a stage are equal bit by bit."""
-    a, b = (load_file(root / "smoke" / stage / "model.safetensors") for root in (one, two))
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    clock = ("time", "steps_per_s", "processor_s", "memory_gib")
-    a, b = (
-        [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
-        for root in (one, two)
-    )
-    assert a == b
-    a, b = (json.loads((root / "smoke" / stage / "done.json").read_text())["results"] for root in (one, two))
-    assert a == b
+    torch.testing.assert_close(two.logged(key), one.logged(key), rtol=1e-4, atol=0.0)
+    assert len(one.logged(key)) == 2 + (stage == "consistency")
 
 
 @pytest.mark.gpu
@@ -274,7 +255,7 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, 
     assert codes == [-signal.SIGKILL] and not (tmp_path / "smoke" / stage / "done.json").exists(), logs
     codes, logs = start(stage, chain, tmp_path)
     assert codes == [0] and "resumed at step 15" in logs[0], logs
-    same_end(chain, tmp_path, stage)
+    same_end(left_by(stage, chain), left_by(stage, tmp_path))
 
 
 @pytest.mark.parametrize(("stage", "task"), [("consistency", HIDDEN), ("steady", STEADY)])
@@ -283,7 +264,7 @@ def test_a_stage_starts_from_another_run_with_its_trunk_frozen(chain, tmp_path, 
     frozen = [f"{stage}.init={chain / 'smoke'}", f"{stage}.optim.trunk_factor=0", f"{stage}.train.steps=2"]
     codes, logs = start(stage, chain, root, *frozen)
     assert codes == [0] and f"heads: {task} as it was" in logs[0], logs
-    before, after = (load_file(folder / "smoke" / stage / "model.safetensors") for folder in (chain, root))
+    before, after = (left_by(stage, folder).weights() for folder in (chain, root))
     same = {name for name in after if torch.equal(after[name], before[name])}
     assert {name for name in after if is_trunk(name)} <= same
     assert not {name for name in after if ".out." in name or ".into." in name} & same
@@ -300,19 +281,15 @@ def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_s
         for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "scoring"):
             # whose coefficients the linear guess is fitted to
             fields = split["train"] if stage == "steady" else set()
-            assert (
-                read[stage] <= split["reserved"] | split["val"] | fields and read[stage] & split["reserved"]
-            ), stage
+            assert read[stage] <= split["reserved"] | split["val"] | fields, stage
+            assert read[stage] & split["reserved"], stage
     for stage in STAGES:
         assert json.loads((chain / f"read_{stage}.json").read_text())["splits"] == ["reserved", "val"]
 
 
 def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain):
     scales = load_file(chain / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.safetensors")
-    weights = {
-        stage: load_file(chain / "smoke" / stage / "model.safetensors")
-        for stage in ("diffusion", "consistency", "scoring")
-    }
+    weights = {stage: left_by(stage, chain).weights() for stage in ("diffusion", "consistency", "scoring")}
     assert any(name.startswith("gaussian_out") and value.any() for name, value in scales.items())
     for name, value in scales.items():
         assert all(torch.equal(found[f"heads.{HIDDEN}.{name}"], value) for found in weights.values()), name
@@ -329,17 +306,16 @@ def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain
 
 
 def test_the_tuned_student_is_kept_only_if_validation_improves(chain):
-    done = json.loads((chain / "smoke" / "consistency" / "done.json").read_text())
-    lines = {
-        line["step"]: line for line in lines_of(chain, "consistency") if f"validation/{HIDDEN}/pair" in line
-    }
+    left = left_by("consistency", chain)
+    done = left.json("done.json")
+    lines = {line["step"]: line for line in left.lines() if f"validation/{HIDDEN}/pair" in line}
     assert sorted(lines) == [10, TUNED, 20]
     assert done["results"]["is_tuned"] == ("validation/tuning_ratio" in lines[20])
     assert done["best_score"] == lines[20].get("validation/tuning_ratio")
     kept = lines[20 if done["results"]["is_tuned"] else TUNED]
     for key, value in done["results"]["validation"][HIDDEN].items():
         assert value == pytest.approx(kept[f"validation/{HIDDEN}/{key}"], rel=1e-5), key
-    tuned = [line for line in lines_of(chain, "consistency") if f"train/{HIDDEN}/score" in line]
+    tuned = [line for line in left.lines() if f"train/{HIDDEN}/score" in line]
     assert [line["step"] for line in tuned] == list(range(TUNED + 1, 21))
 
 
@@ -493,11 +469,9 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (8, 3)
     torch.testing.assert_close(mask.flatten(1).mean(1), facts[:, 0])
     full = (facts[:, 0] == 1) & (facts[:, 1] == 0) & (facts[:, 2] == 0)
-    assert (
-        full.any()
-        and torch.equal(v_guess[full], values[full])
-        and (spread[full] == math.log(STD_FLOOR)).all()
-    )
+    assert full.any()
+    assert torch.equal(v_guess[full], values[full])
+    assert (spread[full] == math.log(STD_FLOOR)).all()
     assert (spread[~full] > math.log(STD_FLOOR)).any()
     # the operator, shown all that there is
     z_pred = steady.operator(z_in[full], STEADY, parameters[full])[:, 0]
@@ -514,11 +488,9 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
         [(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt() for t in range(9)]
     ).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
-    assert (
-        float(weights.sum()) == pytest.approx(1.0)
-        and weights[0] > 1.5 * weights[-1]
-        and steady.start_weights() is None
-    )
+    assert float(weights.sum()) == pytest.approx(1.0)
+    assert weights[0] > 1.5 * weights[-1]
+    assert steady.start_weights() is None
     starts = torch.cat(
         [residual_schedule({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)]
     )
@@ -563,9 +535,8 @@ def test_training_states_have_errors_as_in_a_rollout(hidden):
     size = error.square().flatten(2).mean(2).sqrt()[:, 1]
     assert abs(float((size > 0).float().mean()) - hidden.perturbed) < 4 * 0.5 / count**0.5
     is_alone = (off[:, 0] == off[:, 1]).flatten(1).all(1)
-    assert (
-        abs(float(is_alone.float().mean()) - WITHOUT_PAST) < 4 * 0.3 / count**0.5 and not size[is_alone].any()
-    )
+    assert abs(float(is_alone.float().mean()) - WITHOUT_PAST) < 4 * 0.3 / count**0.5
+    assert not size[is_alone].any()
     left = hidden.examples[start - 1]  # what a call leaves on frame 4, the last that is seen
     largest, smallest = (f(left.square().flatten(1).mean(1).sqrt().tolist()) for f in (max, min))
     seen = size[size > 0]
@@ -605,10 +576,8 @@ def test_training_states_have_errors_as_in_a_rollout(hidden):
 def test_a_hidden_parameter_is_in_no_input(hidden, config):
     cache = hidden.cache
     assert cache.parameters.shape == (cache.num_rows, 0) and cache.parameter_values.numel() == 0
-    assert (
-        len(cache.parameter_index.unique()) == 2
-        and config.context(HIDDEN) == config.task[HIDDEN].history == 1
-    )
+    assert len(cache.parameter_index.unique()) == 2
+    assert config.context(HIDDEN) == config.task[HIDDEN].history == 1
     assert config.data_dir(HIDDEN).name == "burgers1d"
     places = torch.tensor([0, 1])
     one = cache.split["reserved"][places]
@@ -887,7 +856,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
 def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
     """A path that leads astray does not serve, nor does an error that is none; where both are right they
     do."""
-    records = json.loads((chain / "smoke" / "steady" / "config.json").read_text())["decisions"]
+    records = left_by("steady", chain).json("config.json")["decisions"]
     [done] = [one for one in map(Decision.read, records) if one.question == f"samples of {STEADY}"]
     prior = load_corrector(chain / "smoke" / "steady")
     head, ranks = (
@@ -911,9 +880,8 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
 
     [found] = select_method(prior, {STEADY: steady}, 0, 2, ranks)
     scores = found.scores
-    assert head.method == "pushed" and scores["pushed"] == 1.0 < min(
-        score for by, score in scores.items() if by != "pushed"
-    )
+    assert head.method == "pushed"
+    assert scores["pushed"] == 1.0 < min(score for by, score in scores.items() if by != "pushed")
     monkeypatch.setattr(prior, "velocity", lambda condition: lambda x, angle: 0 * x)
     monkeypatch.setattr(prior_selection, "sample_fields", best_by("diffusion"))
     [found] = select_method(prior, {STEADY: steady}, 0, 2, ranks)
@@ -958,13 +926,10 @@ def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_pat
     done = tmp_path / "smoke" / "diffusion" / "done.json"
     edit(done, lambda record: record["parents"].update({parent: "another"}))
     code, output = run_here("consistency", chain, tmp_path)
-    assert (
-        code == 2 and f"stage diffusion of run smoke was made from another {parent} (another then, " in output
-    )
-    assert (
-        "smoke/diffusion (rm -r) and run make diffusion RUN=smoke again" in output
-        and not (tmp_path / "smoke" / "consistency").exists()
-    )
+    assert code == 2
+    assert f"stage diffusion of run smoke was made from another {parent} (another then, " in output
+    assert "smoke/diffusion (rm -r) and run make diffusion RUN=smoke again" in output
+    assert not (tmp_path / "smoke" / "consistency").exists()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -1051,7 +1016,5 @@ def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fit
     assert u.shape == (2, 3, 1, 16, 16) and (u > 0).all()
     torch.testing.assert_close(u, expected)
     other = observe_cells(v.where(mask > 0, torch.nan), mask)  # what is not seen is not looked at
-    assert (
-        torch.equal(other.values, observe_cells(v, mask).values)
-        and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
-    )
+    assert torch.equal(other.values, observe_cells(v, mask).values)
+    assert other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()

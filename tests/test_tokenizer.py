@@ -44,9 +44,8 @@ def fit(u: np.ndarray, fields: tuple[str, ...], positive: tuple[str, ...] = (), 
 def test_full_rank_codec_is_orthonormal_isometric_and_exact(ndim, fields, positive):
     u = make_field(ndim, fields, positive)
     codec = fit(u, fields, positive)
-    assert codec.dim == codec.width == len(fields) * 4**ndim and codec.kept_energy == pytest.approx(
-        1.0, abs=1e-6
-    )
+    assert codec.dim == codec.width == len(fields) * 4**ndim
+    assert codec.kept_energy == pytest.approx(1.0, abs=1e-6)
     basis = codec.basis.double()
     assert torch.allclose(basis.T @ basis, torch.eye(codec.dim, dtype=torch.float64), atol=1e-6)
     w = codec.normalise(torch.from_numpy(u))

@@ -135,10 +135,8 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
     assert config.task["ks"].units == {"T": "K", "time": "days", "lat": "degrees_north"}
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
-    assert (
-        cache.scene()["labels"] == ["lat (degrees_north)", "lon"]
-        and cache.scene()["time"] == "lead time (days)"
-    )
+    assert cache.scene()["labels"] == ["lat (degrees_north)", "lon"]
+    assert cache.scene()["time"] == "lead time (days)"
     fitted = fit_base(cache, 1, 1, 0, torch.device("cpu"))
     model = Forecaster(build_operator({"ks": fitted}, config.operator.model, "no"))
     frames = model.forecast("ks", data[["T"]].isel(run=0, time=[0]), num_frames=2)

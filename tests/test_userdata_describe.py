@@ -77,10 +77,8 @@ def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_d
     settings = yaml.safe_load(text)["task"]["run"]
     assert settings["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
     assert (settings["domain"], settings["dt"]) == ({"x": "xgrid"}, "tgrid")
-    assert (
-        settings["parameters"] == {"Re": "Re", "visc": "visc"}
-        and "is box = 22 another in further files" in text
-    )
+    assert settings["parameters"] == {"Re": "Re", "visc": "visc"}
+    assert "is box = 22 another in further files" in text
     assert settings["files"].endswith("run*.h5") and "conserved: [vel]" in text
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
@@ -115,9 +113,8 @@ def test_axes_without_names_are_read_in_their_usual_order(tmp_path, shapes, layo
     }
     text = describe_file(str(write(tmp_path / "a.h5", **u)))
     settings = yaml.safe_load(text)["task"]["a"]
-    assert settings["layout"] == dict.fromkeys(shapes, layout) and (settings.get("inputs") == ["a"]) == (
-        len(shapes) == 2
-    )
+    assert settings["layout"] == dict.fromkeys(shapes, layout)
+    assert (settings.get("inputs") == ["a"]) == (len(shapes) == 2)
 
 
 def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path):
@@ -215,9 +212,8 @@ def test_no_name_in_a_file_becomes_a_setting(tmp_path, name):
         )
         assert all(line.isprintable() for line in text.split("\n")), text
         uncommented = [line.strip()[2:] for line in text.split("\n") if re.match(r" +# [\w\"]+: ", line)]
-        assert uncommented and all(
-            "base" not in load_yaml(line) for line in uncommented if "steps" not in line
-        )
+        assert uncommented
+        assert all("base" not in load_yaml(line) for line in uncommented if "steps" not in line)
 
 
 @pytest.mark.parametrize(

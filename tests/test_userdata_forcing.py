@@ -258,9 +258,8 @@ def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked)
     assert error < 0.1, error
     u = open_user(config, "heat").read(0, 3)
     u_pred = Forecaster(operator).forecast("heat", u[:, :1, :1], num_frames=7, forcing=u[:, :, 1])
-    assert np.isnan(u_pred[..., :2]).all() and np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(
-        np.abs(u[:, :, 0])
-    )
+    assert np.isnan(u_pred[..., :2]).all()
+    assert np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(np.abs(u[:, :, 0]))
 
 
 @pytest.mark.parametrize(("kind", "mean"), [("series", 0.0), ("field", 50.0)])
@@ -448,9 +447,8 @@ def test_wrong_declarations_are_refused(tmp_path, changes, message):
 def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks_at_it(tmp_path):
     keys = heat(tmp_path, kind="series", shape=(24, 12, 16))
     text = describe_file(keys["files"])
-    assert (
-        "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
-    )
+    assert "f: [trajectory, time]" in text
+    assert "forcing: [f]   # known in advance, and so not predicted?" in text
     (tmp_path / "mine.yaml").write_text(
         text.replace("configs/small", str(ROOT / "configs/small")), encoding="utf-8"
     )

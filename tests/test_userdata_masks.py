@@ -267,9 +267,8 @@ def test_runs_of_other_lengths_in_groups_are_as_those_in_files(tmp_path):
     _, source, found = read(tmp_path, layout={"*/u": ["time", "x"]}, dt=None)
     _, other, same = read(tmp_path, files=str(tmp_path / "files/*.h5"), layout={"u": ["time", "x"]})
     assert np.array_equal(found, same) and source.dt == DT
-    assert (
-        "the first 5 frames, of up to 10" in source.notes and "the first 5 frames, of up to 10" in other.notes
-    )
+    assert "the first 5 frames, of up to 10" in source.notes
+    assert "the first 5 frames, of up to 10" in other.notes
     _, source, _ = read(tmp_path, layout={"*/u": ["time", "x"]}, dt=None, cut=4)
     assert source.rows.tolist() == [
         [0, i, begin] for i, n in enumerate(lengths) for begin in range(0, n - 3, 4)
@@ -371,8 +370,6 @@ def test_a_description_of_runs_in_groups_is_one_field_of_many_runs(tmp_path):
         },
     )
     text = describe_file(str(tmp_path / "a.h5"))
-    assert (
-        '"*/u": [time, x]' in text
-        and '"*/v": [time, x]' in text
-        and f"num_frames: {T}   # runs hold {T} to {2 * T}" in text
-    )
+    assert '"*/u": [time, x]' in text
+    assert '"*/v": [time, x]' in text
+    assert f"num_frames: {T}   # runs hold {T} to {2 * T}" in text

@@ -42,9 +42,8 @@ def test_the_example_of_user_data_is_refused_without_files_then_read_described_a
     commands = re.findall(r"`((?:make|python) [^`\n]+)`", SECTION)
     assert commands[:2] == ["python prepare_data.py --describe my/ks.h5", "python my_data.py"]
     refused = of_page(clone, "python prepare_data.py --config my_data.yaml")
-    assert (
-        refused.returncode != 0 and "task.ks.files: no file fits 'my/*.h5'; expected yours" in refused.stderr
-    )
+    assert refused.returncode != 0
+    assert "task.ks.files: no file fits 'my/*.h5'; expected yours" in refused.stderr
     written = of_page(clone, commands[1])
     assert written.returncode == 0, written.stderr
     before = (clone / "my/ks.h5").read_bytes()

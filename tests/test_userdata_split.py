@@ -17,10 +17,8 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     write(tmp_path / "a.h5", u=run)
     cut = section(tmp_path, layout={"u": ["time", "x"]}, cut=4)
     config, source, found = read(tmp_path, cut)
-    assert (
-        np.array_equal(found[:, :, 0].reshape(-1, X), run[:40])
-        and "cut into 10 windows of 4 frames" in source.notes
-    )
+    assert np.array_equal(found[:, :, 0].reshape(-1, X), run[:40])
+    assert "cut into 10 windows of 4 frames" in source.notes
     parts = split_of(config, "ks", source)
     assert [parts[name].tolist() for name in ("train", "val", "test")] == [[*range(8)], [8], [9]]
     *_, few = read(tmp_path, {**cut, "first_frame": 2, "time_stride": 2})

@@ -234,7 +234,7 @@ class References:
 def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     """What differs between the ends of two runs: weights, results and every logged number but clocks."""
     import torch
-    from safetensors.torch import load_file
+    from loop_stage import Left
 
     problems = [
         f"{path / name} is missing"
@@ -244,7 +244,8 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     ]
     if problems:
         return problems
-    a, b = (load_file(path / "model.safetensors") for path in (one, two))
+    ends = Left(one), Left(two)
+    a, b = (end.weights() for end in ends)
     if a.keys() != b.keys():
         return ["the exported weights have other names"]
     for name in a:
@@ -253,10 +254,7 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
         if not is_same:
             problems.append(f"weights differ in {name} by {float((one_of - two_of).abs().max()):.1e}")
             break
-    lines = [
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (one, two)
-    ]
+    lines = [end.lines() for end in ends]
     keys = [[(line["step"], sorted(line)) for line in part] for part in lines]
     if keys[0] != keys[1]:
         problems.append(f"metrics.jsonl has gaps or repetitions: {len(keys[0])} and {len(keys[1])} lines")

@@ -12,7 +12,7 @@ import loop_stage
 import pytest
 import torch
 from cases import cases
-from safetensors.torch import load_file
+from loop_stage import Left
 from torch.utils._pytree import tree_flatten_with_path
 
 import prepare_cache
@@ -32,21 +32,13 @@ def launch(root, *overrides, how=FSDP, world=2, **more):
     return loop_stage.launch(root, *overrides, world=world, **{**how, **more, "options": options})
 
 
-def weights(outcome):
-    return load_file(outcome.directory / "model.safetensors")
-
-
 def close(one, two, rtol=1e-5):
     """Losses, validation scores and exported weights agree to rounding."""
     assert len(one.losses()) == len(two.losses()) > 0
-    torch.testing.assert_close(torch.tensor(one.losses()), torch.tensor(two.losses()), rtol=rtol, atol=0.0)
-    scores = [
-        torch.tensor([line["validation/score"] for line in outcome.lines() if "validation/score" in line])
-        for outcome in (one, two)
-    ]
-    torch.testing.assert_close(*scores, rtol=rtol, atol=0.0)
+    for name in ("train/loss", "validation/score"):
+        torch.testing.assert_close(one.logged(name), two.logged(name), rtol=rtol, atol=0.0)
     # Muon's iteration is in bfloat16
-    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=3e-5)
+    torch.testing.assert_close(one.weights(), two.weights(), rtol=1e-4, atol=3e-5)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +62,12 @@ def shared(tmp_path_factory):
 
 def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_rank(plain, shared):
     assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
-    exported = weights(shared)
+    exported = shared.weights()
     assert {name: tensor.shape for name, tensor in exported.items()} == {
-        n: t.shape for n, t in weights(plain).items()
+        n: t.shape for n, t in plain.weights().items()
     }
-    assert {"none", "scale", "frozen.mix"} <= exported.keys() and all(
-        type(t) is torch.Tensor for t in exported.values()
-    )
+    assert {"none", "scale", "frozen.mix"} <= exported.keys()
+    assert all(type(t) is torch.Tensor for t in exported.values())
     folder = shared.directory / "state" / "step_000000050"
     common = torch.load(folder / "shared.pt", weights_only=True)
     assert set(common["model"]) == {"scale"} and "optimizer" not in common and common["is_sharded"]
@@ -108,8 +99,8 @@ def test_a_killed_run_resumes_bitwise_also_from_the_checkpoint_before_a_damaged_
     ):
         resumed = launch(tmp_path / folder, *STEPS)
         assert resumed.codes == [0, 0] and all(word in resumed.logs[0] for word in words), resumed.logs
-        assert shared.losses() == resumed.losses()
-        a, b = weights(shared), weights(resumed)
+        assert torch.equal(shared.losses(), resumed.losses())
+        a, b = shared.weights(), resumed.weights()
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -263,20 +254,14 @@ def both(data, stage, module, parents=()):
             *overrides_of(data, f"run.root={data / mode}", "operator.train.precision=bf16"),
             is_sharded=mode == "shared",
         )
-    folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
-    logged = [
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in folders
-    ]
+    plain, shared = (Left(data / mode / "smoke" / stage) for mode in ("plain", "shared"))
     scored = "validation/burgers1d/crps" if stage == "consistency" else "validation/score"
     for name in ("train/loss", "train/gradient_norm", scored):
-        values = [torch.tensor([line[name] for line in lines if name in line]) for lines in logged]
+        values = plain.logged(name), shared.logged(name)
         assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
         torch.testing.assert_close(*values, rtol=1e-4, atol=0.0)
-    torch.testing.assert_close(
-        *[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5
-    )
-    mine = max((folders[1] / "state").glob("step_*/rank_1.pt"))
+    torch.testing.assert_close(plain.weights(), shared.weights(), rtol=1e-3, atol=1e-5)
+    mine = max((shared.directory / "state").glob("step_*/rank_1.pt"))
     assert mine.stat().st_size > 100_000  # it holds shards
     kinds = {
         str(keys): value.dtype
@@ -336,14 +321,10 @@ def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
     for place in (None, (1, 2)):
         found = sharding.local_state(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
         wanted = whole if place is None else of(*place)
-        assert (
-            torch.equal(found["model"]["buffer"], torch.ones(3))
-            and found["optimizer"]["state"][0]["step"] == 3
-        )
-        assert (
-            found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"]
-            and found["best_weights"] is None
-        )
+        assert torch.equal(found["model"]["buffer"], torch.ones(3))
+        assert found["optimizer"]["state"][0]["step"] == 3
+        assert found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"]
+        assert found["best_weights"] is None
         for read in (
             lambda s: s["model"]["a"],
             lambda s: s["model"]["b"],

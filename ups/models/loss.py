@@ -26,10 +26,11 @@ def is_worth_training(scale: Tensor) -> bool:
     return bool(scale.max() > ROUNDING)
 
 
-def relative_error(
+def relative_errors(
     u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, values_per_mode: float = 1.0
-) -> Tensor:
-    """Mean over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes.
+) -> tuple[Tensor, Tensor]:
+    """Means over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes,
+    and of the same of the base, without a gradient.
 
     scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
     scale, samples would dominate that the base already solves; without LOSS_FLOOR, those that it solves to
@@ -39,7 +40,9 @@ def relative_error(
     axes = tuple(range(1, u_ref.ndim))
     error = (u_pred - u_ref).square().mean(axes) * values_per_mode + LOSS_FLOOR**2
     residual = (u_ref - u_base.detach()).square().mean(axes) * values_per_mode
-    return (2 * error / (residual + scale**2 + 2 * LOSS_FLOOR**2)).sqrt().mean()
+    unit = residual + scale**2 + 2 * LOSS_FLOOR**2
+    network, base = ((2 * one / unit).sqrt().mean() for one in (error, residual + LOSS_FLOOR**2))
+    return network, base
 
 
 def operator_loss(
@@ -58,10 +61,8 @@ def operator_loss(
     for call in range(calls):
         target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
-        network_error = relative_error(full, target, u_base, scale, values_per_mode)
-        base_error = relative_error(u_base, target, u_base, scale, values_per_mode)
-        loss = loss + network_error
-        network, base = network + network_error.detach(), base + base_error.detach()
+        of_network, of_base = relative_errors(full, target, u_base, scale, values_per_mode)
+        loss, network, base = loss + of_network, network + of_network.detach(), base + of_base
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]
     return loss / calls, {"network": network / calls, "base": base / calls}

@@ -44,15 +44,15 @@ class SpectralMixing(nn.Module):
 
     def forward(self, x: Tensor, ends: Ends) -> Tensor:
         """(batch, *tokens, width) to the same shape."""
-        total = torch.zeros_like(x)
+        mixed = []
         for axis, end in enumerate(ends, 1):
             h = x.movedim(axis, 0)  # (n, *others, width)
             basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(len(basis), modes, -1, width)
             hat = convolved(hat, *self.weight[:, :modes].unbind(0))
-            total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
-        return total
+            mixed.append((flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis).to(x.dtype))
+        return sum(mixed[1:], mixed[0])
 
 
 def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
