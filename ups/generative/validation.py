@@ -55,9 +55,10 @@ class Validation:
         def sums_of(name: str, rows: Tensor) -> Tensor:
             source, context, num = self.residuals[name], self.contexts[name], self.horizon(name)
             cache, decode = source.cache, source.head.codec.decode
-            z, z_ref = cache.batch(rows, 0, context + num, source.device).tensor_split((context,), 1)
+            z = cache.batch(rows, 0, context, source.device)
+            w_ref = decode(cache.batch(rows, context, num, source.device))
             forcing = source.head.forcing_of(cache, rows, context - 1, num + 1)
-            starts, w_ref = Starts(z, cache.parameters[rows], rows.tolist(), forcing), decode(z_ref)
+            starts = Starts(z, cache.parameters[rows], rows.tolist(), forcing)
             sums = []
             for sampler in samplers.values():
                 members = sample_states(source.operator, sampler, name, starts, num, MEMBERS, self.seed)

@@ -101,17 +101,10 @@ class Solver(Base):
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """u with `function` applied to the channels that are normalised by their logarithms."""
-        return (
-            torch.stack(
-                [
-                    function(part) if channel in self.positive else part
-                    for channel, part in enumerate(u.unbind(1))
-                ],
-                1,
-            )
-            if self.positive
-            else u
-        )
+        if not self.positive:
+            return u
+        parts = enumerate(u.unbind(1))
+        return torch.stack([function(part) if i in self.positive else part for i, part in parts], 1)
 
     def _forcing(self, parameters: ParameterBatch) -> dict[str, Tensor]:
         """The forcing by name, in physical units, now and in the next frame."""
