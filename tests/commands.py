@@ -1,6 +1,7 @@
 """Commands as a user runs them, in processes of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +59,27 @@ def of_page(
     word, _, rest = command.partition(" ")
     own = {"PYTHONPATH": str(folder)} | variables
     return run("sh", "-c", f"{WORDS[word]} {rest}", cwd=folder, timeout=timeout, **own)
+
+
+def under_make(
+    line: str, folder: Path, environment: dict[str, str] | None = None
+) -> tuple[subprocess.Popen, int]:
+    """(make, which runs a line of shell in the clone and leads the session of a new terminal; the terminal's
+    other end)."""
+    (folder / "run.sh").write_text(line)
+    (folder / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {folder}/run.sh\n")
+    master, slave = os.openpty()
+
+    def lead() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and rightly so by a stage
+        os.setsid()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+
+    ends, words = dict.fromkeys(("stdin", "stdout", "stderr"), slave), ["make", "-C", str(folder)]
+    try:
+        return subprocess.Popen(words, env=environment, preexec_fn=lead, **ends), master
+    finally:
+        os.close(slave)
 
 
 def wait_for(is_so: Callable[[], object], seconds: float = 60) -> bool:

@@ -25,9 +25,15 @@ def save(checkpoints, step, world=1):
     checkpoints.save(step, {"model": {"w": torch.full((4,), float(step))}}, {"rank": 0}, {"world": world})
 
 
-def test_a_saved_checkpoint_comes_back_equal_and_lists_every_file(tmp_path):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+@pytest.fixture
+def checkpoints(tmp_path):
+    """Those of a run of which step 5 is saved."""
+    made = make(tmp_path)
+    save(made, 5)
+    return made
+
+
+def test_a_saved_checkpoint_comes_back_equal_and_lists_every_file(checkpoints):
     assert checkpoints.newest()["step"] == 5
     shared, local = checkpoints.read(5, world=1)
     assert torch.equal(shared["model"]["w"], torch.full((4,), 5.0)) and local == {"rank": 0}
@@ -36,9 +42,7 @@ def test_a_saved_checkpoint_comes_back_equal_and_lists_every_file(tmp_path):
     assert manifest["files"]["shared.pt"]["sha256"] == file_hash(checkpoints.path(5) / "shared.pt")
 
 
-def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_can_be_saved_twice(tmp_path):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_can_be_saved_twice(checkpoints):
     for folder in (checkpoints.path(10), *(checkpoints.directory / f".tmp-{n:09}" for n in (7, 10))):
         folder.mkdir()
         (folder / "rank_7.pt").write_bytes(b"half")
@@ -51,9 +55,9 @@ def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_ca
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest", "no_manifest"])
-def test_a_damaged_newest_checkpoint_is_set_aside_loudly_and_the_one_before_taken(tmp_path, capsys, damage):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_a_damaged_newest_checkpoint_is_set_aside_loudly_and_the_one_before_taken(
+    checkpoints, tmp_path, capsys, damage
+):
     save(checkpoints, 10)
     part, manifest = checkpoints.path(10) / "shared.pt", checkpoints.path(10) / "manifest.json"
     content = part.read_bytes()
@@ -73,9 +77,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_loudly_and_the_one_before_take
     assert saved_steps(checkpoints.directory) == [5] and (tmp_path / "state" / ".damaged-000000010").is_dir()
 
 
-def test_if_none_is_intact_the_run_does_not_start_over_silently(tmp_path):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_if_none_is_intact_the_run_does_not_start_over_silently(checkpoints):
     (checkpoints.path(5) / "rank_0.pt").unlink()
     with pytest.raises(
         DamagedError, match=r"none of the checkpoints \[5\].*Restore it from a copy, or delete"
@@ -93,9 +95,7 @@ def test_a_part_of_a_rank_that_is_not_listed_is_damage(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["_begin", "_write", "_commit"])
-def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, stage):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_else(checkpoints, tmp_path, stage):
     original = getattr(checkpoints, stage)
 
     def fail(*arguments):
@@ -112,9 +112,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path,
     assert checkpoints.newest()["step"] == 10
 
 
-def test_a_crash_before_the_rename_leaves_no_checkpoint_behind(tmp_path, monkeypatch):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_a_crash_before_the_rename_leaves_no_checkpoint_behind(checkpoints, tmp_path, monkeypatch):
     replace = os.replace
 
     def crash(source, target):
@@ -130,9 +128,7 @@ def test_a_crash_before_the_rename_leaves_no_checkpoint_behind(tmp_path, monkeyp
     assert saved_steps(checkpoints.directory) == [5] and checkpoints.newest()["step"] == 5
 
 
-def test_another_number_of_processes_gets_the_shared_part_only(tmp_path):
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
+def test_another_number_of_processes_gets_the_shared_part_only(checkpoints):
     shared, local = checkpoints.read(5, world=2)
     assert "model" in shared and local is None
 
@@ -142,10 +138,8 @@ class Boom:
         return (os.mkdir, ("should-not-exist",))
 
 
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
+def test_nothing_is_unpickled(checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checkpoints = make(tmp_path)
-    save(checkpoints, 5)
     torch.save({"x": Boom()}, checkpoints.path(5) / "shared.pt")
     with pytest.raises(
         DamagedError,

@@ -17,7 +17,7 @@ import time
 import pytest
 import yaml
 from cases import cases
-from commands import python, run, supervisor, wait_for
+from commands import python, run, supervisor, under_make, wait_for
 
 from ups.common.place import ROOT
 from ups_launch import supervisor as launch
@@ -173,21 +173,9 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
         "signal.signal(signal.SIGTERM, stop); save(1)\n"
         f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\nsend_event('finished')"
     )  # longer than any wait for a core
-    (tmp_path / "run.sh").write_text(
-        shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + f" > {tmp_path}/out\n" * is_nohup
-    )  # else nohup.out lies in the tree
-    (tmp_path / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {tmp_path}/run.sh\n")
-    master, slave = os.openpty()
-
-    def lead() -> None:  # the leader of a session whose terminal this is
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-        os.setsid()
-        os.close(os.open(os.ttyname(slave), os.O_RDWR))
-
-    make = subprocess.Popen(
-        ["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead
-    )
-    os.close(slave)
+    line = shlex.join(["nohup"] * is_nohup + command(tmp_path, work))
+    line += f" > {tmp_path}/out\n" * is_nohup  # else nohup.out lies in the tree
+    make, master = under_make(line, tmp_path)
     assert wait_for((tmp_path / "saved1").exists)
     time.sleep(0.3)
     os.close(master)

@@ -79,30 +79,6 @@ def _pipe_without_reader() -> Iterator[int]:
     os.close(writer)
 
 
-def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[subprocess.Popen, int]:
-    """(make, which runs the command and leads the session of a new terminal; the terminal's other end)."""
-    (folder / "run.sh").write_text(f"cd {ROOT} && exec {shlex.join(command)}\n")
-    (folder / "Makefile").write_text(f"all:\n\tbash {folder}/run.sh\n")
-    master, slave = os.openpty()
-
-    def lead() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and rightly so by a stage
-        os.setsid()
-        os.close(os.open(os.ttyname(slave), os.O_RDWR))
-
-    try:
-        return subprocess.Popen(
-            ["make", "-C", str(folder)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment,
-            preexec_fn=lead,
-        ), master
-    finally:
-        os.close(slave)
-
-
 def launcher_case(references: References, name: str) -> Result:
     """The operator through ups_launch, with a signal or a fault, then the same command again."""
     case, work, result, started = (
@@ -164,7 +140,9 @@ def launcher_case(references: References, name: str) -> Result:
 
     master = None
     if case.whom == "terminal":
-        process, master = _under_make(command(fault), folder, environment)
+        from commands import under_make
+
+        process, master = under_make(f"exec {shlex.join(command(fault))}\n", folder, environment)
     else:
         process = start(fault, folder / "log", case.is_deaf)
     is_over = case.whom in ("supervisor", "terminal")  # else it is started again
