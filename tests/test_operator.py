@@ -241,11 +241,8 @@ def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
     z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]
 
     def change(z: Tensor, nu: float) -> Tensor:
-        full, base = operator.predict(
-            z,
-            "burgers1d",
-            operator.heads["burgers1d"].parameter_batch(torch.tensor([[nu]], dtype=torch.float64)),
-        )
+        raw = torch.tensor([[nu]], dtype=torch.float64)
+        full, base = operator.predict(z, "burgers1d", head.parameter_batch(raw))
         return full - base
 
     change(z, 0.1).square().sum().backward()
@@ -263,14 +260,13 @@ def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
 
 def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
     operator = build(describe("advection1d", "persistence"))
-    z, parameters = latents(operator, "advection1d", 4), values("advection1d", 4)
-    operator.heads["advection1d"].scale.copy_(torch.tensor([1.0, 1.0]))
-    full, base = operator.predict(z, "advection1d", operator.heads["advection1d"].parameter_batch(parameters))
-    operator.heads["advection1d"].scale.copy_(torch.tensor([0.5, 3.0]))
-    scaled, _ = operator.predict(z, "advection1d", operator.heads["advection1d"].parameter_batch(parameters))
-    torch.testing.assert_close(
-        scaled - base, (full - base) * torch.tensor([0.5, 3.0, 0.5, 3.0]).view(4, 1, 1, 1)
-    )
+    z, parameters = latents(operator, "advection1d", 4), parameters_of(operator, "advection1d", 4)
+    scale, unit = operator.heads["advection1d"].scale, torch.tensor([0.5, 3.0])
+    scale.fill_(1.0)
+    full, base = operator.predict(z, "advection1d", parameters)
+    scale.copy_(unit)
+    scaled, _ = operator.predict(z, "advection1d", parameters)
+    torch.testing.assert_close(scaled - base, (full - base) * unit.repeat(2).view(4, 1, 1, 1))
 
 
 def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32(monkeypatch):
@@ -296,13 +292,10 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
     z, parameters = latents(exact, "burgers1d"), parameters_of(exact, "burgers1d")
     for has in (True, False):
         monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind, has=has: has)
-        same = torch.equal(
-            rough.predict(z, "burgers1d", parameters)[0], exact.predict(z, "burgers1d", parameters)[0]
-        )
-        assert same == (not has)
-        assert precision_in_words("bf16", torch.device("cpu")).startswith(
-            "bf16" if has else "float32 (this cpu does not"
-        )
+        full, expected = (one.predict(z, "burgers1d", parameters)[0] for one in (rough, exact))
+        assert torch.equal(full, expected) == (not has)
+        words = "bf16" if has else "float32 (this cpu does not"
+        assert precision_in_words("bf16", torch.device("cpu")).startswith(words)
         assert precision_in_words("no", torch.device("cpu")) == "float32"
 
 
@@ -310,34 +303,26 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
 
 
 def test_parameters_become_standardised_logarithms_and_the_number_of_their_value():
-    operator = build(describe("burgers1d", "propagator"))
-    parameters = operator.heads["burgers1d"].parameter_batch(
-        torch.tensor([[0.01], [1.0], [0.1], [1.0]], dtype=torch.float64)
-    )
+    head = build(describe("burgers1d", "propagator")).heads["burgers1d"]
+    parameters = head.parameter_batch(torch.tensor([[0.01], [1.0], [0.1], [1.0]], dtype=torch.float64))
     assert parameters.index.tolist() == [0, 2, 1, 2]
-    torch.testing.assert_close(
-        parameters.standard[:3, 0], torch.tensor([-(1.5**0.5), 1.5**0.5, 0.0]), rtol=0, atol=1e-6
-    )
+    end = 1.5**0.5
+    torch.testing.assert_close(parameters.standard[:3, 0], torch.tensor([-end, end, 0]), rtol=0, atol=1e-6)
     # float32 rounding of a known value
-    nearly = operator.heads["burgers1d"].parameter_batch(torch.tensor([[0.01]]))
-    assert nearly.index.tolist() == [0]
-    empty = (
-        build(describe("diff_react2d", "propagator")).heads["diff_react2d"].parameter_batch(torch.zeros(3, 0))
-    )
+    assert head.parameter_batch(torch.tensor([[0.01]])).index.tolist() == [0]
+    empty = parameters_of(build(describe("diff_react2d", "propagator")), "diff_react2d", 3)
     assert empty.standard.shape == (3, 0) and empty.index.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [0.02, 0.0100001, math.nan])
 def test_a_propagator_refuses_a_parameter_value_it_was_not_fitted_for(value):
-    operator = build(describe("burgers1d", "propagator"))
+    operator, raw = build(describe("burgers1d", "propagator")), torch.tensor([[0.1], [value]])
     with pytest.raises(
         ValueError,
         match=rf"burgers1d was asked for the parameter value {value:g}; expected one of \[0.01, 0.1, "
         r"1.0\], for which its propagator was fitted. Add the value to task.burgers1d.par",
     ):
-        operator(
-            latents(operator, "burgers1d"), "burgers1d", torch.tensor([[0.1], [value]], dtype=torch.float64)
-        )
+        operator(latents(operator, "burgers1d"), "burgers1d", raw.double())
 
 
 def test_a_token_grid_smaller_than_the_local_mixing_is_refused():
@@ -382,19 +367,15 @@ def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
 @pytest.mark.parametrize(("kind", "bundle"), [("transport", 1), ("persistence", 2)])
 def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind, bundle):
     operator = build(describe("burgers1d", kind, history=2, bundle=bundle))
-    head, parameters = operator.heads["burgers1d"], values("burgers1d")
+    head, parameters = operator.heads["burgers1d"], parameters_of(operator, "burgers1d")
     head.scale.copy_(torch.tensor([0.2, 0.3, 0.4]))
     z, z_ref = latents(operator, "burgers1d", 2, 2), latents(operator, "burgers1d", 2, 2 * bundle, seed=1)
     decode = head.codec.decode
-    loss, metrics = operator_loss(
-        operator, "burgers1d", decode(z), decode(z_ref), head.parameter_batch(parameters)
-    )
+    loss, metrics = operator_loss(operator, "burgers1d", decode(z), decode(z_ref), parameters)
     network, base = 0.0, 0.0
     for call in range(2):
         target = z_ref[:, call * bundle : (call + 1) * bundle]
-        full, z_base = operator.predict(
-            z, "burgers1d", operator.heads["burgers1d"].parameter_batch(parameters)
-        )
+        full, z_base = operator.predict(z, "burgers1d", parameters)
         scale = torch.tensor([0.2, 0.3])
         errors = [float(relative_errors(pred.detach(), target, z_base, scale)[0]) for pred in (full, z_base)]
         network, base = network + errors[0] / 2, base + errors[1] / 2
@@ -405,21 +386,18 @@ def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind, bundle):
 
 def test_gradients_flow_through_the_rollout():
     operator = build(describe("burgers1d", "persistence"))
+    head, parameters = operator.heads["burgers1d"], parameters_of(operator, "burgers1d")
     z, z_ref = latents(operator, "burgers1d"), latents(operator, "burgers1d", frames=2, seed=1)
-    u, u_ref = (operator.heads["burgers1d"].codec.decode(part) for part in (z, z_ref))
-    through, _ = operator_loss(operator, "burgers1d", u, u_ref, parameters_of(operator, "burgers1d"))
-    first, z_base = operator.predict(z, "burgers1d", parameters_of(operator, "burgers1d"))
-    second, z_base2 = operator.predict(first.detach(), "burgers1d", parameters_of(operator, "burgers1d"))
-    ones = torch.ones(2)
-    cut = (
-        relative_errors(first, z_ref[:, :1], z_base, ones)[0]
-        + relative_errors(second, z_ref[:, 1:], z_base2, ones)[0]
-    ) / 2
+    u, u_ref = (head.codec.decode(part) for part in (z, z_ref))
+    through, _ = operator_loss(operator, "burgers1d", u, u_ref, parameters)
+    cut = 0
+    for frame in (0, 1):
+        full, z_base = operator.predict(z.detach(), "burgers1d", parameters)
+        cut = cut + relative_errors(full, z_ref[:, frame : frame + 1], z_base, torch.ones(2))[0] / 2
+        z = full
     assert float(through.detach()) == pytest.approx(float(cut.detach()), rel=1e-5)
-    gradients = [
-        torch.autograd.grad(loss, operator.heads["burgers1d"].out.weight)[0] for loss in (through, cut)
-    ]
-    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) > 0.01
+    one, two = (torch.autograd.grad(loss, head.out.weight)[0] for loss in (through, cut))
+    assert float((one - two).norm() / two.norm()) > 0.01
 
 
 @pytest.mark.parametrize(
