@@ -333,10 +333,8 @@ class Trainer:
         for k in range(num_steps):
             pred = self.advance(window, parameters)
             total = total + self.loss(pred, targets[:, k], before)
-            window, before = (
-                torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window,
-                targets[:, k],
-            )
+            window = torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window
+            before = targets[:, k]
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)

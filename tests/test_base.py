@@ -286,10 +286,8 @@ def test_two_frames_of_history_recover_the_wave_equation_and_one_cannot():
     k = torch.arange(9, dtype=torch.float64)
 
     def waves(num: int, seed: int, frames: int) -> torch.Tensor:
-        now, before = (
-            noise(num, 1, 17, seed=seed, dtype=torch.float64),
-            noise(num, 1, 17, seed=seed + 1, dtype=torch.float64),
-        )
+        now = noise(num, 1, 17, seed=seed, dtype=torch.float64)
+        before = noise(num, 1, 17, seed=seed + 1, dtype=torch.float64)
         u_hat = [torch.fft.rfft(before), torch.fft.rfft(now)]
         while len(u_hat) < frames:
             u_hat.append(2 * torch.cos(0.3 * k) * u_hat[-1] - u_hat[-2])

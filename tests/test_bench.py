@@ -31,10 +31,8 @@ def heat(num_rows=24, num_frames=14, size=16, seed=0):
     """u_t = c u_xx, periodic, exact: (row, time, 1, size) and c (row, 1)."""
     random = torch.Generator().manual_seed(seed)
     k, x = torch.arange(1, 4.0), torch.arange(size) / size
-    amplitude, phase = (
-        torch.randn(num_rows, 3, 1, generator=random),
-        6.28 * torch.rand(num_rows, 3, 1, generator=random),
-    )
+    amplitude = torch.randn(num_rows, 3, 1, generator=random)
+    phase = 6.28 * torch.rand(num_rows, 3, 1, generator=random)
     c = torch.where(torch.arange(num_rows) % 2 == 0, 0.5, 1.0).double()
     decay = torch.exp(-0.05 * c[:, None, None].float() * k[:, None] ** 2 * torch.arange(num_frames))
     waves = amplitude * torch.sin(2 * math.pi * k[:, None] * x + phase)

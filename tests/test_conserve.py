@@ -161,10 +161,8 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
 
         def __init__(self, u: Tensor):
             self.task, self.u, self.num_frames = get_task("burgers1d"), u, u.shape[1]
-            self.split, self.parameter_index = (
-                {"train": torch.arange(len(u))},
-                torch.zeros(len(u), dtype=torch.long),
-            )
+            self.split = {"train": torch.arange(len(u))}
+            self.parameter_index = torch.zeros(len(u), dtype=torch.long)
             self.codec = fit_codec([u.numpy()], fields=("u",), patch=2)
 
         def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:

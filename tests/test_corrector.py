@@ -187,11 +187,9 @@ def test_a_student_is_rebuilt_because_a_deep_copy_loses_what_muon_trains():
 
 def test_the_likelihood_is_that_of_the_formula():
     """By hand: 0.5 (2/2 - 0.5)^2 + ln 2, 0.5 (3 - 1)^2 + 0; constants dropped."""
-    r, mean, log_scale = (
-        torch.tensor([[2.0, 3.0]]),
-        torch.tensor([[0.5, 1.0]]),
-        torch.tensor([[math.log(2), 0.0]]),
-    )
+    r = torch.tensor([[2.0, 3.0]])
+    mean = torch.tensor([[0.5, 1.0]])
+    log_scale = torch.tensor([[math.log(2), 0.0]])
     white = r * torch.exp(-log_scale) - mean
     assert gaussian_nll(white, log_scale).tolist() == pytest.approx([(0.125 + math.log(2) + 2.0) / 2])
     expected = -torch.distributions.Normal(mean * log_scale.exp(), log_scale.exp()).log_prob(

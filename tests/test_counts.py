@@ -34,10 +34,8 @@ def said_of(path, *overrides):
 
 
 def test_too_few_test_trajectories_for_the_gates_are_named_by_doctor_and_every_dry_run(tmp_path, capsys):
-    path, least = (
-        written(tmp_path, waves((59, 5, CELLS))),
-        r"on 5 test initial conditions and its gates refuse fewer than 6",
-    )
+    path = written(tmp_path, waves((59, 5, CELLS)))
+    least = r"on 5 test initial conditions and its gates refuse fewer than 6"
     for main, flag, status in (
         (prepare_data.main, "--doctor", 1),
         (prepare_data.main, "--dry-run", 0),

@@ -907,14 +907,10 @@ def test_products_with_the_derivative_and_its_transpose_agree_in_numpy(pretraine
 def test_a_sample_keeps_the_gradient_at_fixed_noise_and_a_prior_refuses_it(model):
     u0 = torch.from_numpy(field(model, "burgers1d_hidden", 2))  # with an earlier frame
     u, ends = model.sample("burgers1d_hidden", u0.requires_grad_(), num_frames=9, members=2), []
-    head, sampler = (
-        model.operator.head("burgers1d_hidden"),
-        model._sampler("burgers1d_hidden", None, 2, False),
-    )
-    change, names = (
-        0.02 * torch.from_numpy(field(model, "burgers1d_hidden", 2, seed=1)),
-        name_starts([0], u0[None, 1]),
-    )
+    head = model.operator.head("burgers1d_hidden")
+    sampler = model._sampler("burgers1d_hidden", None, 2, False)
+    change = 0.02 * torch.from_numpy(field(model, "burgers1d_hidden", 2, seed=1))
+    names = name_starts([0], u0[None, 1])
     for sign in (1, -1):
         z = head.codec.encode(head.codec.normalise(u0.detach()[None] + sign * change))
         starts = sampling.Starts(z, torch.zeros(1, 0), names)
@@ -946,10 +942,8 @@ def test_ensembles_that_no_memory_holds_are_refused(model):
 
 
 def test_coefficients_outside_the_range_of_training_are_refused(model, pretrained):
-    a, text = (
-        np.exp(field(model, "darcy2d_grf")),
-        "was given a from .* to .*; expected .* to .*: the range of",
-    )
+    a = np.exp(field(model, "darcy2d_grf"))
+    text = "was given a from .* to .*; expected .* to .*: the range of"
     mask = np.arange(32) < 16 * np.ones((32, 1))
     assert set(model.operator.head("darcy2d_grf").facts.input_range) == {"a"}
     for call in (model.forecast, lambda *given, **more: model.prior(*given, mask, members=2, **more)):

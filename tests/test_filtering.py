@@ -129,10 +129,8 @@ def test_a_filter_without_localisation_is_the_kalman_filter_of_its_ensemble():
     found = ups.assimilate(Shift, "shift", members, given)
     mean, covariance = members[:, 0].mean(0), members[:, 0].mT.cov()
     for place, (frame, steps) in enumerate(((1, 1), (3, 2))):
-        mean, covariance = (
-            0.9**steps * mean.roll(steps),
-            0.81**steps * covariance.roll((steps, steps), (0, 1)),
-        )
+        mean = 0.9**steps * mean.roll(steps)
+        covariance = 0.81**steps * covariance.roll((steps, steps), (0, 1))
         assert found.frames[place] == frame
         torch.testing.assert_close(found.forecast[place, 0], mean)
         inner = covariance[mask][:, mask] + 0.16 * torch.eye(6).double()

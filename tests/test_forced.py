@@ -15,10 +15,8 @@ from ups_solvers import SOLVERS, burgers_forced, kuramoto, vorticity
 from ups_solvers.initial import random_stream
 from ups_solvers.modes import DAMPING, Forced, num_steps
 
-N, NU = (
-    {"burgers1d_forced": 32, "vorticity2d_forced": 16},
-    {"burgers1d_forced": 0.02, "vorticity2d_forced": 0.02},
-)
+N = {"burgers1d_forced": 32, "vorticity2d_forced": 16}
+NU = {"burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}
 FAMILIES = {"burgers1d_forced": burgers_forced, "vorticity2d_forced": vorticity}
 
 

@@ -53,10 +53,8 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
         for name, cache in caches.items()
     ]
     torch.manual_seed(0)
-    bases, settings = (
-        {head.name: ({"description": head.facts.described()}, fitted_state(head)) for head in heads},
-        config.operator,
-    )
+    bases = {head.name: ({"description": head.facts.described()}, fitted_state(head)) for head in heads}
+    settings = config.operator
     operator = build_operator(bases, settings.model, settings.train.precision)
     contexts = {name: config.context(name) for name in TASKS}
     windows = Windows(caches, config.task, contexts, settings, config.run.seed)

@@ -43,10 +43,8 @@ def test_block_means_and_noisy_cells_have_the_posterior_of_the_formula():
     a = torch.zeros(5, 16, dtype=torch.float64)
     a[0, :4] = a[1, 8:12] = 0.25
     a[2, 6] = a[3, 13] = a[4, 15] = 1
-    y, noise = (
-        torch.tensor([1.0, -0.5, 0.3, 2.0, 0.1]).double(),
-        torch.tensor([0.3, 0.1, 1.0, 0.0, 0.05]).double(),
-    )
+    y = torch.tensor([1.0, -0.5, 0.3, 2.0, 0.1]).double()
+    noise = torch.tensor([0.3, 0.1, 1.0, 0.0, 0.05]).double()
     v, accepted = sampled(lambda v: v.flatten(1) @ a.float().T, y, noise, 16, NUM, True)
     covariance = gaussian(16)
     gain = torch.linalg.solve(a @ covariance @ a.T + torch.diag(noise**2), a @ covariance).T

@@ -115,10 +115,8 @@ def by_least_squares(cache: Cache, context: int) -> float:
         return a.flatten(2).numpy(), u.flatten(2).numpy()
 
     (a, u), is_steady = of("train"), cache.task.is_steady
-    x, y = (
-        (a if is_steady else a[:, :-1]).reshape(-1, a.shape[2]),
-        (u if is_steady else u[:, 1:]).reshape(-1, u.shape[2]),
-    )
+    x = (a if is_steady else a[:, :-1]).reshape(-1, a.shape[2])
+    y = (u if is_steady else u[:, 1:]).reshape(-1, u.shape[2])
     mean, mean_next = x.mean(0), y.mean(0)
     _, size, right = np.linalg.svd(x - mean, full_matrices=False)
 

@@ -83,10 +83,8 @@ def test_shifts_go_along_periodic_axes_alone_and_axes_of_other_ends_are_not_exch
 def test_transport_and_the_elliptic_solve_wrap_around_periodic_axes_alone():
     base = Transport(0, 1, (8, 6), CHANNEL, reach=2)
     torch.nn.init.constant_(base.log_width, 0.0)
-    u, parameters = (
-        torch.zeros(1, 1, 1, 8, 6),
-        ParameterBatch(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)),
-    )
+    u = torch.zeros(1, 1, 1, 8, 6)
+    parameters = ParameterBatch(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long))
     u[..., 0, 0] = 1.0
     out = base(u, parameters)[0, 0]
     assert out[-1].abs().max() > 0.01 and out[:, -1].abs().max() < 1e-7

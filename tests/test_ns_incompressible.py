@@ -37,12 +37,10 @@ def manufactured(n: int, viscosity: float, strength: float = 0.1) -> tuple[Tenso
     balances advection and friction, with no pressure."""
     x = cell_centres(n)
     s, c = torch.sin(math.pi * x), torch.cos(math.pi * x)
-    p, d1, d2, d3 = (
-        s.square(),
-        2 * math.pi * s * c,
-        2 * math.pi**2 * (c.square() - s.square()),
-        -8 * math.pi**3 * s * c,
-    )
+    p = s.square()
+    d1 = 2 * math.pi * s * c
+    d2 = 2 * math.pi**2 * (c.square() - s.square())
+    d3 = -8 * math.pi**3 * s * c
     px, dx, d2x, d3x = (part[:, None] * strength for part in (p, d1, d2, d3))
     vx, vy = px * d1, -dx * p  # psi_y, -psi_x
     vx_x, vx_y, vy_x, vy_y = dx * d1, px * d2, -d2x * p, -dx * d1

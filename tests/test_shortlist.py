@@ -211,10 +211,8 @@ def chaos(num: int = NUM, frames: int = 20) -> np.ndarray:
     """Kuramoto-Sivashinsky on [0, 22], 0.25 apart, by ETD1 steps of 0.01."""
     k = 2 * np.pi * np.fft.rfftfreq(CELLS, 22 / CELLS)
     linear, step = k**2 - k**4, 0.01
-    decay, gain = (
-        np.exp(step * linear),
-        np.where(linear == 0, step, np.expm1(step * linear) / np.where(linear == 0, 1, linear)),
-    )
+    decay = np.exp(step * linear)
+    gain = np.where(linear == 0, step, np.expm1(step * linear) / np.where(linear == 0, 1, linear))
     u = np.fft.rfft(np.random.default_rng(0).standard_normal((num, CELLS))) * np.exp(-(k**2))
     kept = []
     for number in range(3000 + 25 * frames):

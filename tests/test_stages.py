@@ -658,17 +658,13 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
     }
     for stage, name in (("consistency", "student_1"), ("scoring", "scoring")):  # f = cos x - sin F at pi/2
         ends[name] = -networks[stage].velocity(condition)(noise, torch.full((5,), math.pi / 2))
-    mid, student = (
-        networks["consistency"].description["mid_angle"],
-        networks["consistency"].velocity(condition),
-    )
+    mid = networks["consistency"].description["mid_angle"]
+    student = networks["consistency"].velocity(condition)
     assert mid == pytest.approx(math.pi / 3)  # on the teacher's path of three steps, the nearest to 1.1
     x = math.cos(mid) * ends["student_1"] + math.sin(mid) * second
     ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
-    states, stages = (
-        ensembles.residuals,
-        {"student_1": "consistency", "student_2": "consistency", "scoring": "scoring"},
-    )
+    states = ensembles.residuals
+    stages = {"student_1": "consistency", "student_2": "consistency", "scoring": "scoring"}
 
     def limited(name: str, end: torch.Tensor) -> torch.Tensor:
         limits = networks[stages.get(name, "diffusion")].heads[HIDDEN].limits
@@ -895,10 +891,9 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
 def test_without_reserved_trajectories_there_is_nothing_to_correct(chain, tmp_path, run_here, stage):
     reserve = [f"task.{name}.reserve=0" for name in (HIDDEN, STEADY)]
     code, output = run_here(stage, chain, with_parents(chain, tmp_path, stage), *reserve)
+    assert code == 2
     assert (
-        code == 2
-        and f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0"
-        in output
+        f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0" in output
     )
     assert not (tmp_path / "smoke" / stage).exists() and "Traceback" not in output
 

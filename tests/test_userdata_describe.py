@@ -83,11 +83,9 @@ def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_d
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
     source = open_source(config, "run")
-    assert (
-        config.spec("run").fields == ("vel",)
-        and source.dt == DT
-        and config.task["run"].domain == {"x": [0, 22]}
-    )
+    assert config.spec("run").fields == ("vel",)
+    assert source.dt == DT
+    assert config.task["run"].domain == {"x": [0, 22]}
     assert np.array_equal(source.read(0, N)[:, :, 0], waves())
 
 

@@ -17,10 +17,8 @@ GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]  # its m
 def carried(speed=0.0, steepening=0.0, loss=0.0):
     """u_t = -(speed + steepening u) u_x - loss u from random waves, periodic."""
     rng, x = np.random.default_rng(0), 2 * np.pi * np.arange(64) / 64
-    u, out = (
-        sum(rng.standard_normal((N, 1)) * np.sin(k * x + 6.28 * rng.random((N, 1))) for k in (1, 2)),
-        [],
-    )
+    u = sum(rng.standard_normal((N, 1)) * np.sin(k * x + 6.28 * rng.random((N, 1))) for k in (1, 2))
+    out = []
     for step in range(60):
         out += [u] if step % 12 == 0 else []
         u = u - 0.01 * (

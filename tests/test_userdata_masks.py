@@ -58,10 +58,8 @@ def test_scores_of_a_masked_field_are_those_of_its_other_cells():
     mask = torch.rand(8, 10, generator=rng) < 0.3
     masked, members = u.masked_fill(mask, torch.nan), u[:, None] + 0.1 * noise
     cells = ~mask
-    found, flat = (
-        score(members[:, 0], masked),
-        score(members[:, 0][..., cells], u[..., cells]),
-    )
+    found = score(members[:, 0], masked)
+    flat = score(members[:, 0][..., cells], u[..., cells])
     for name in ("rmse", "ref_rms", "bias", "correlation"):
         assert torch.allclose(found[name], flat[name], rtol=1e-12, atol=1e-14), name
     assert torch.allclose(energy_spectrum(masked, "periodic").sum(-1), flat["ref_rms"].square(), rtol=1e-10)

@@ -77,10 +77,8 @@ def overlay(tmp_path):
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     (tmp_path / "data" / "burgers1d").mkdir(parents=True)
     with h5py.File(tmp_path / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.3.hdf5", "w") as file:
-        file["tensor"], file["t-coordinate"] = (
-            np.random.default_rng(0).random((12, 41, 128), np.float32),
-            np.linspace(0, 2, 41),
-        )
+        file["tensor"] = np.random.default_rng(0).random((12, 41, 128), np.float32)
+        file["t-coordinate"] = np.linspace(0, 2, 41)
         file.attrs["Nu"] = 0.3
     return path
 

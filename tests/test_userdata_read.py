@@ -326,11 +326,9 @@ def test_a_well_file_says_all_of_itself(tmp_path):
     well_file(tmp_path / "a.h5", u, v)
     config, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
     task = config.spec("ks")
-    assert (
-        task.fields == ("u", "v_x", "v_y", "depth")
-        and task.still == ("depth",)
-        and task.vector == ("v_x", "v_y")
-    )
+    assert task.fields == ("u", "v_x", "v_y", "depth")
+    assert task.still == ("depth",)
+    assert task.vector == ("v_x", "v_y")
     assert (
         task.boundary == "periodic,no_flux" and task.parameters == ("Re",) and source.dt == pytest.approx(DT)
     )

@@ -81,12 +81,10 @@ def _pipe_without_reader() -> Iterator[int]:
 
 def launcher_case(references: References, name: str) -> Result:
     """The operator through ups_launch, with a signal or a fault, then the same command again."""
-    case, work, result, started = (
-        LAUNCHES[name],
-        references.work,
-        Result(f"launcher/{name}", []),
-        time.monotonic(),
-    )
+    case = LAUNCHES[name]
+    work = references.work
+    result = Result(f"launcher/{name}", [])
+    started = time.monotonic()
     folder = work / "cases" / f"launcher_{name.replace(' ', '_')}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

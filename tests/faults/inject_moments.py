@@ -66,11 +66,9 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
     import ups.training.checkpoint
     import ups.training.run
 
-    work, result, started = (
-        references.work,
-        Result(f"{stage}/kill at {number} moments of {where}", []),
-        time.monotonic(),
-    )
+    work = references.work
+    result = Result(f"{stage}/kill at {number} moments of {where}", [])
+    started = time.monotonic()
     targets = {
         "saving": (ups.training.checkpoint.Checkpoints, ("save",)),
         "the end": (ups.training.run.Run, ("finish", "close")),

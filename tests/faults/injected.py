@@ -297,11 +297,9 @@ def leave_quietly(*_: Any) -> None:
 
 
 SLEEP_IN_C, SLEEP_WITH_LOCK = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
-RUN, CHECKPOINTS, TRACKER = (
-    ups.training.run.Run,
-    ups.training.checkpoint.Checkpoints,
-    ups.training.track.Tracker,
-)
+RUN = ups.training.run.Run
+CHECKPOINTS = ups.training.checkpoint.Checkpoints
+TRACKER = ups.training.track.Tracker
 FULL = OSError(errno.ENOSPC, "No space left on device (injected)")
 
 FAULTS: dict[str, Callable[[Fault], None]] = {

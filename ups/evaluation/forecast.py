@@ -184,11 +184,9 @@ def rolled_out(
     """Frames (n, T, C, *space), physical units, all fields, that a component of the operator predicts from
     input latents."""
     head = operator.head(truth.task.name)
-    u, values, forcing = (
-        head.input_codec.decode(given),
-        truth.cache.parameters[rows],
-        truth.forced(rows, head),
-    )
+    u = head.input_codec.decode(given)
+    values = truth.cache.parameters[rows]
+    forcing = truth.forced(rows, head)
     w = operator.forecast(u, head.name, values, truth.num_frames, component, forcing)
     return head.codec.denormalise(w).cpu()
 

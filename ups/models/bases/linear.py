@@ -172,10 +172,8 @@ class Linear(Base):
         rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
         total = len(rows) * samples.num_starts
         picked = torch.linspace(0, max(0, total - 1), count, dtype=torch.float64).round().long()
-        x, y = (
-            torch.empty(count, num_in, device=samples.device),
-            torch.empty(count, num_out, device=samples.device),
-        )
+        x = torch.empty(count, num_in, device=samples.device)
+        y = torch.empty(count, num_out, device=samples.device)
         for first in range(0, count, BATCH):
             some = picked[first : first + BATCH]
             row, start = rows[some // samples.num_starts], samples.first + some % samples.num_starts
