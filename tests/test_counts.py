@@ -5,7 +5,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from user_files import SMALL, waves
+from user_files import overlay, section, waves
 
 import prepare_cache
 import prepare_data
@@ -19,29 +19,12 @@ from ups.models.windows import Windows
 CELLS = 16
 
 
-def written(folder, u, **section):
+def written(folder, u, **changes):
     """The configuration of a task `ks` with the fields u (trajectory, time, x)."""
     with h5py.File(folder / "ks.h5", "w") as file:
         file["u"] = u
-    said = {
-        "include": str(SMALL),
-        "data": {"tasks": ["ks"], "source": "user"},
-        "cache": {"root": str(folder / "cache")},
-        "run": {"root": str(folder / "runs")},
-        "task": {
-            "ks": {
-                "files": str(folder / "ks.h5"),
-                "layout": {"u": ["trajectory", "time", "x"]},
-                "dt": 0.5,
-                "boundary": "periodic",
-                "domain": [0, 1],
-                **section,
-            }
-        },
-    }
-    path = folder / "ks.yaml"
-    path.write_text(yaml.safe_dump(said), encoding="utf-8")
-    return path
+    own = section(folder, **{"files": str(folder / "ks.h5"), **changes})
+    return overlay(folder, own, run={"root": str(folder / "runs")})
 
 
 def said_of(path, *overrides):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import yaml
 
+from ups.common.user_solver import solvers_of
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 SMALL = ROOT / "configs" / "small.yaml"
+ONE_BLOCK = ["operator.model.width=8", "operator.model.depth=1"]
 
 
 N, T, X, Y = 6, 5, 16, 8
@@ -55,12 +57,12 @@ def write(path, **arrays):
     return path
 
 
-def overlay(folder, section, **more):
+def overlay(folder, section, name="ks", **more):
     config = {
         "include": str(SMALL),
-        "data": {"tasks": ["ks"], "source": "user"},
+        "data": {"tasks": [name], "source": "user"},
         "cache": {"root": str(folder / "cache")},
-        "task": {"ks": section},
+        "task": {name: section},
         **more,
     }
     path = folder / "my_data.yaml"
@@ -138,18 +140,23 @@ def well_file(path, u, v):
 
 def operator_on(folder, settings, network=True, base="persistence"):
     """Configuration, cache and an operator with random weights, on the data of a section."""
-    config = load_config(
-        overlay(folder, {**settings, "base": [base]}),
-        ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50"],
-    )
-    build_cache(config, "ks", progress=False)
-    cache = open_cache(config, "ks")
-    facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
-    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    own = overlay(folder, {**settings, "base": [base]})
+    config = load_config(own, [*ONE_BLOCK, "evaluate.num_bootstrap=50"])
+    cache, operator, _ = fitted(config)
     torch.manual_seed(0)
     for parameter in operator.parameters() if network else ():
         torch.nn.init.normal_(parameter, std=0.05)
     return config, cache, operator
+
+
+def fitted(config, name="ks"):
+    """Cache, operator over the selected base, without the network's share of a training, and facts of
+    `fit_base`."""
+    build_cache(config, name, progress=False)
+    cache = open_cache(config, name)
+    found = fit_base(cache, 1, 1, 0, torch.device("cpu"))
+    operator = build_operator({name: found}, config.operator.model, "no", solvers_of(config))
+    return cache, operator, found[0]
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 import xarray
-import yaml
 import zarr
+from user_files import overlay, section
 
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
@@ -18,7 +18,6 @@ from ups.data.pdebench import open_data
 from ups.data.sources import open_user
 from ups.userdata.readers import open_store
 
-SMALL = Path(__file__).resolve().parents[2] / "configs" / "small.yaml"
 N, T, X = 6, 20, 32
 
 
@@ -173,26 +172,9 @@ WRITTEN = [decaying, settling, leaving, wall, from_rest]
 def built(folder: Path, **fields: np.ndarray) -> tuple:
     """(what building a cache said, findings of the doctor) of a file with these fields."""
     np.savez(folder / "a.npz", **fields)
-    section = {
-        "files": str(folder / "a.npz"),
-        "layout": {name: ["trajectory", "time", "x"] for name in fields},
-        "boundary": "outflow",
-        "domain": [0, 1],
-        "dt": 0.1,
-    }
-    path = folder / "my.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "include": str(SMALL),
-                "data": {"tasks": ["mine"], "source": "user"},
-                "cache": {"root": str(folder / "cache")},
-                "task": {"mine": section},
-            }
-        ),
-        encoding="utf-8",
-    )
-    config = load_config(path)
+    layout = {name: ["trajectory", "time", "x"] for name in fields}
+    found = {"files": str(folder / "a.npz"), "layout": layout, "boundary": "outflow", "domain": [0, 1]}
+    config = load_config(overlay(folder, section(folder, dt=0.1, **found), "mine"))
     [(_, findings)] = examine(
         [("mine", folder / "a.npz")],
         val_fraction=0.2,
@@ -253,11 +235,7 @@ def test_arrays_that_are_used_are_whole_and_others_need_not_be(tmp_path, array):
     }
     if array != "x":
         said["domain"] = [0, 1]
-    path = tmp_path / "my.yaml"
-    path.write_text(
-        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": said}}),
-        encoding="utf-8",
-    )
+    path = overlay(tmp_path, said, "mine")
     for is_whole in (True, False):
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file.create_dataset("unused", (3,), "f4", chunks=(1,))  # nothing of it was written

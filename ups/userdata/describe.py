@@ -15,11 +15,12 @@ from ups.tasks import TASKS, make_user_task, require_name
 from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
     CONVERT,
+    COUNTERS,
     SPACE,
     Guess,
     candidates,
     fields_of,
-    is_counter,
+    is_called,
     is_place,
     lists_of,
     require_few,
@@ -33,13 +34,13 @@ from ups.userdata.describe_files import (
     frames_with_gaps,
     length_lines,
     missing_lines,
-    num_whole_windows,
     pattern_of,
 )
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
+from ups.userdata.layout import WORDS, canonical_word, field_of
+from ups.userdata.masks import first_frames
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
 from ups.userdata.section import DEFAULTS, MOST_PARAMETERS, complete, facts
@@ -200,7 +201,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
 def _choose_windows(guess: Guess) -> tuple[int, int]:
     """(Frames of a window if few long runs are cut into windows, else 0; number of windows or runs)."""
     each, frames = guess.sizes.get("trajectory", 1), guess.sizes.get("time", 1)
-    runs = max(1, len(guess.store.groups(guess.array))) * each * len(guess.files)
+    runs = guess.num_trajectories * len(guess.files)
     if runs >= (MOST_PARTS if are_dated(guess.files) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
     lengths = guess.lengths
@@ -209,7 +210,8 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
     for cut in range(max(SHORTEST, min(LONGEST, longest)), SHORTEST - 1, -1):
         num = each * sum(length // cut for length in lengths)
         if has_gaps.any():  # short windows survive if frames are left out
-            num = num_whole_windows(has_gaps, cut) * sum(lengths) // len(has_gaps)
+            whole = [*first_frames(~has_gaps, np.arange(0), range(cut), cut)]
+            num = len(whole) * sum(lengths) // len(has_gaps)
             if len(lengths) > 1:  # other files may have more gaps: 20 windows where 26 were expected
                 num = 2 * num // 3
         if num >= FEWEST_WINDOWS:
@@ -245,10 +247,9 @@ def _time_lines(guess: Guess) -> list[Line]:
     """The line inputs of a steady task, or dt if the file has no times."""
     store = guess.store
     if guess.is_steady:
-        shape = guess.sizes
-        rank = min(1, guess.words.count("component"))
-        names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
-        return [Line("inputs", names, "no array has an axis of time: which one is given?")]
+        return [
+            Line("inputs", [*guess.places[0].fields], "no array has an axis of time: which one is given?")
+        ]
     found, name = times_in(store, guess.places), ""
     sizes = [dict(zip(words, guess.shape(array), strict=True)) for array, words in guess.axes.items()]
     frames = max(size.get("time", 0) for size in sizes)
@@ -302,7 +303,7 @@ def _parameter_lists(guess: Guess) -> list[str]:
         for name, values in lists_of(store, guess.axes).items()
         if name not in known
         and not is_place(name)
-        and not is_counter(name)
+        and not is_called(name, COUNTERS)
         and len(values) == num
         and np.isfinite(values).all()
         if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
