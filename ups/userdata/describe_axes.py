@@ -80,11 +80,14 @@ class Axis:
 @dataclass(frozen=True)
 class Guess:
     """The fields of an open file, and the words for the axes of each: array -> words. names: axis -> the list
-    that is its coordinate, as far as lengths tell."""
+    that is its coordinate, as far as lengths tell; is_sure: the file determines the words; series: those of
+    the arrays that hold one number per frame."""
 
     store: Store
     axes: dict[str, list[str]]
     names: dict[str, str] = field(default_factory=dict)
+    is_sure: bool = True
+    series: Sequence[str] = ()
 
     @property
     def array(self) -> str:

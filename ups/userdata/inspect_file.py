@@ -6,7 +6,7 @@ import difflib
 import glob
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,11 @@ def numbers_of_run(store: Store, arrays: Sequence[str], group: str) -> dict[str,
         for place in dict.fromkeys((*[above] * bool(above), *[array] * (not store.is_single))):
             about = store.attributes(place.replace("*", group))
             found |= {f"{place}@{key}": value for key, value in about.items() if not CODING.match(key)}
+    return single_numbers(found)
+
+
+def single_numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that are one finite number."""
     values = {place: np.asarray(value) for place, value in found.items()}
     return {
         place: float(value.reshape(-1)[0])
