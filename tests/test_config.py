@@ -48,11 +48,6 @@ def test_a_run_name_of_a_file_that_is_there_is_refused(tmp_path):
     assert "run.name is 'notes'" in refusal("run.name=notes", f"run.root={tmp_path}")
 
 
-@pytest.mark.parametrize("key", ["run.root", "data.root", "cache.root"])
-def test_an_empty_folder_name_is_refused(key):
-    assert f"{key} is ''; expected a folder. Name one, such as {key}=my_" in refusal(f"{key}=")
-
-
 # ---------------------------------------------------------------- text and bare words
 
 
@@ -62,13 +57,6 @@ def test_precision_no_works_without_quotes(word, tmp_path):
         assert load_config(None, [f"operator.train.precision={word}"]).operator.train.precision == "no"
     (tmp_path / "overlay.yaml").write_text(f"operator: {{train: {{precision: {word}}}}}\n", encoding="utf-8")
     assert load_config(tmp_path / "overlay.yaml").operator.train.precision == "no"
-
-
-def test_precision_yes_is_refused_with_what_to_write():
-    assert (
-        "operator.train.precision is 'yes'; expected one of 'no', 'bf16'. Change operator.train.precision in "
-        "your overlay" in refusal("operator.train.precision=yes")
-    )
 
 
 def test_in_place_of_text_a_number_or_a_date_on_the_command_line_is_text():
@@ -141,20 +129,6 @@ def test_a_section_and_an_override_say_only_what_differs(tmp_path):
     assert set(config.task) == {"cfd1d", *read_yaml(DEFAULT)["task"]}
 
 
-def test_a_section_of_an_unknown_task_is_refused(tmp_path):
-    said = refusal(overlay="task: {bugers1d: {patch: 8}}", tmp_path=tmp_path)
-    assert "unknown task 'bugers1d'; did you mean 'burgers1d'?" in said
-
-
-@pytest.mark.parametrize(
-    "overlay", ["task: 5", "task: {burgers1d: 5}", "data: [1]", "data: {tasks: 5}", "task: {5: {}}"]
-)
-def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
-    assert "; expected " in refusal(
-        overlay=overlay, tmp_path=tmp_path
-    ) or "unknown task '5'. Expected" in refusal(overlay=overlay, tmp_path=tmp_path)
-
-
 # ---------------------------------------------------------------- what to do next
 
 
@@ -164,15 +138,8 @@ def test_messages_say_what_is_wrong_and_what_to_do(overlay, what, do, tmp_path):
     assert what in said and do in said
 
 
-@pytest.mark.parametrize(
-    ("override", "do"),
-    [
-        ("run.seed", "expected section.key=value, such as run.seed=1. Correct it."),
-        ("run.seed=[", "Quote it."),
-        ("run.seeds=1", "did you mean 'seed'? Expected one of: name, root, seed. Rename or remove it."),
-    ],
-)
-def test_overrides_that_are_not_understood_say_what_to_do(override, do):
+@pytest.mark.parametrize(("override", "do"), cases("config.overrides"))
+def test_overrides_that_are_refused_say_what_to_do(override, do):
     assert do in refusal(override)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import yaml
 from cases import cases
+from user_files import overlay
 
 from ups.common.text import (
     file_stem,
@@ -120,11 +120,9 @@ SECTION = {"layout": {"u": ["trajectory", "time", "x"]}, "boundary": "periodic",
 def test_configured_names_are_looked_at(tmp_path, changes):
     np.savez(tmp_path / "my.npz", u=WAVES, nu=np.arange(12.0))
     section = {"files": str(tmp_path / "my.npz"), **SECTION, **changes}
-    (tmp_path / "my.yaml").write_text(
-        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": section}})
-    )
-    with pytest.raises(ValueError, match="my.yaml, section task, holds the name .*Rename it") as caught:
-        load_config(tmp_path / "my.yaml")
+    path = overlay(tmp_path, section, "mine")
+    with pytest.raises(ValueError, match="my_data.yaml, section task, holds the name .*Rename it") as caught:
+        load_config(path)
     assert str(caught.value).isprintable()
 
 
@@ -134,10 +132,7 @@ def test_a_unit_in_a_file_becomes_plain_text(tmp_path):
         file["u"].attrs["units"] = "m\x1b[31m / s"
         file["x"].attrs["units"] = "a text " * 100
     section = {"files": str(tmp_path / "my.h5"), **SECTION}
-    (tmp_path / "my.yaml").write_text(
-        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": section}})
-    )
-    assert load_config(tmp_path / "my.yaml").task["mine"].units == {"u": "m\\x1b[31m / s"}
+    assert load_config(overlay(tmp_path, section, "mine")).task["mine"].units == {"u": "m\\x1b[31m / s"}
 
 
 def test_a_horizon_is_worded_without_powers_of_ten_where_it_has_few_digits():

@@ -53,13 +53,6 @@ def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinat
     assert open_source(config, "a").num_trajectories == N
 
 
-def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
-    path = write(tmp_path / "a.h5", u=waves().transpose(2, 0, 1), t=DT * np.arange(T), x=np.arange(X) * 1.0)
-    assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["layout"] == {
-        "u": ["x", "trajectory", "time"]
-    }
-
-
 def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_differs(tmp_path):
     """A list in even steps is a coordinate, any other a parameter; an attribute is one where files differ."""
     rng = np.random.default_rng(0)

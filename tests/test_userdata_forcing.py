@@ -11,11 +11,10 @@ import pytest
 import scipy.fft
 import torch
 import xarray
-import yaml
 from cases import cases
 from golden_table import base_scores
 from test_house import ROOT
-from user_files import doctor
+from user_files import doctor, overlay
 
 import ups
 from ups.commands import predict
@@ -99,15 +98,8 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
 
 
 def configured(folder, keys, *overrides):
-    given = {
-        "include": str(ROOT / "configs" / "small.yaml"),
-        "data": {"tasks": ["heat"], "source": "user"},
-        "cache": {"root": str(folder / "cache")},
-        "task": {"heat": keys},
-    }
-    (folder / "mine.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
     return load_config(
-        folder / "mine.yaml",
+        overlay(folder, keys, "heat"),
         [
             "operator.model.width=8",
             "operator.model.depth=1",

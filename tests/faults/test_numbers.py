@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from torch import nn
+from user_files import overlay, section
 
 import ups
 from ups.config.load import load_config
@@ -38,25 +38,7 @@ def test_numbers_of_other_kinds_forecast_the_same(model):
 
 def declared(folder: Path, name: str) -> Path:
     np.save(folder / "u.npy", np.sin(np.arange(6 * 5 * 16)).reshape(6, 5, 16))
-    section = {
-        "files": str(folder / "u.npy"),
-        "layout": {"u": ["trajectory", "time", "x"]},
-        "boundary": "periodic",
-        "domain": [0, 1],
-        "dt": 0.1,
-    }
-    path = folder / "my.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "data": {"tasks": [name], "source": "user"},
-                "cache": {"root": str(folder / "cache")},
-                "task": {name: section},
-            }
-        ),
-        encoding="utf-8",
-    )
-    return path
+    return overlay(folder, section(folder, files=str(folder / "u.npy"), domain=[0, 1], dt=0.1), name)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import numpy as np
 
 from ups.common.text import frames_ahead
 from ups.tasks import Finding, Task
-from ups.userdata.grid import MOST_UNEVEN, evenness, find_coordinates
-from ups.userdata.readers import open_store
+from ups.userdata.grid import MOST_UNEVEN
 from ups_discovery.boundary import PERIODIC, along
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
@@ -145,19 +144,14 @@ def horizon(data: Any, scan: Any) -> Iterator[Finding]:
 
 def uneven(data: Any, scan: Any) -> Iterator[Finding]:
     """How uneven the cells are that count as equal."""
-    task = data.task
-    with open_store(data.files[0].path) as store:
-        names = task.user_facts.get("coordinates", {})
-        found = find_coordinates(f"task.{task.name}", names, task.axes, task.arrays, store)
-    for axis, place in found.items():
-        if place is not None and (ratio := evenness(place[1])) > 1:
-            yield Finding(
-                "caution" if ratio < MOST_UNEVEN else "warning",
-                f"the steps of {place[0]} differ {ratio:.3g}-fold and count as equal: derivatives along "
-                f"{axis} are wrong by as much",
-                f"resample the fields to equal steps along {axis}, as numpy.interp does"
-                + (", or accept that" if ratio < MOST_UNEVEN else ""),
-            )
+    for axis, (place, ratio) in data.files[0].uneven.items():
+        yield Finding(
+            "caution" if ratio < MOST_UNEVEN else "warning",
+            f"the steps of {place} differ {ratio:.3g}-fold and count as equal: derivatives along {axis} are "
+            "wrong by as much",
+            f"resample the fields to equal steps along {axis}, as numpy.interp does"
+            + (", or accept that" if ratio < MOST_UNEVEN else ""),
+        )
 
 
 def jumps(u: Any, axis: int) -> float:

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,12 @@ from ups.tasks import TASKS, make_user_task, require_name
 from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
     CONVERT,
+    COUNTERS,
     SPACE,
     Guess,
     candidates,
     fields_of,
-    is_counter,
+    is_called,
     is_place,
     lists_of,
     require_few,
@@ -33,13 +35,13 @@ from ups.userdata.describe_files import (
     frames_with_gaps,
     length_lines,
     missing_lines,
-    num_whole_windows,
     pattern_of,
 )
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
+from ups.userdata.layout import WORDS, canonical_word, field_of
+from ups.userdata.masks import first_frames
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
 from ups.userdata.section import DEFAULTS, MOST_PARAMETERS, complete, facts
@@ -112,7 +114,7 @@ def _describe_well(store: Store) -> tuple[list[Line], float]:
 
 def _describe(store: Store) -> tuple[list[Line], float]:
     """(The lines of the section, the fraction of tests if more than the usual one is needed, else 0.)"""
-    guess, is_sure, series = _guess_layout(store)
+    guess = _guess_layout(store)
     space = guess.space
     if not 1 <= len(space) <= 3:
         listed = ", ".join(
@@ -135,15 +137,15 @@ def _describe(store: Store) -> tuple[list[Line], float]:
     fraction = math.ceil(100 * LEAST / max(1, num)) / 100  # the loader refuses 0
     windows = Line("cut", cut, f"frames: {num} windows of the runs, those of test the last in time")
     section = [
-        *_layout_lines(guess, is_sure),
+        *_layout_lines(guess),
         *grid_lines(guess, absent),
         *_time_lines(guess),
-        *_forcing_lines(guess, series),
+        *_forcing_lines(guess),
         *length_lines(guess, cut),
         *missing,
         *[windows] * bool(cut),
         *_parameter_lines(guess),
-        *_open_questions(fields, bool(series)),
+        *_open_questions(fields, bool(guess.series)),
     ]
     return section, fraction if USUAL_FRACTION < fraction <= LARGEST_FRACTION else 0.0
 
@@ -160,12 +162,10 @@ def _require_one_grid(guess: Guess) -> None:
             )
 
 
-def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
-    """(Fields with words for their axes, whether the file determines these words, arrays with one number per
-    frame)."""
+def _guess_layout(store: Store) -> Guess:
     groups = store.groups("*/data")  # as PDEBench stores runs
     if groups and (num_axes := len(store.array(f"{groups[0]}/data").shape)) >= 3:
-        return Guess(store, {"*/data": ["time", *"xyz"[: num_axes - 2], "channel"]}), True, []
+        return Guess(store, {"*/data": ["time", *"xyz"[: num_axes - 2], "channel"]})
     fields = fields_of(store)
     if not fields:
         raise ValueError(
@@ -181,10 +181,10 @@ def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
         names, is_sure = told | names, is_sure and tells
     series = series_of(Guess(store, axes, names))
     axes = {array: words for array, words in axes.items() if array not in series} | series
-    return Guess(store, axes, names), is_sure, [*series]
+    return Guess(store, axes, names, is_sure, [*series])
 
 
-def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
+def _layout_lines(guess: Guess) -> list[Line]:
     arrays = []
     for array, words in guess.axes.items():
         note = (
@@ -193,14 +193,14 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
         )
         if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
-        arrays.append(Line(array, words, "" if is_sure else note))
+        arrays.append(Line(array, words, "" if guess.is_sure else note))
     return [Line("layout", tuple(arrays))]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
     """(Frames of a window if few long runs are cut into windows, else 0; number of windows or runs)."""
     each, frames = guess.sizes.get("trajectory", 1), guess.sizes.get("time", 1)
-    runs = max(1, len(guess.store.groups(guess.array))) * each * len(guess.files)
+    runs = guess.num_trajectories * len(guess.files)
     if runs >= (MOST_PARTS if are_dated(guess.files) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
     lengths = guess.lengths
@@ -209,7 +209,8 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
     for cut in range(max(SHORTEST, min(LONGEST, longest)), SHORTEST - 1, -1):
         num = each * sum(length // cut for length in lengths)
         if has_gaps.any():  # short windows survive if frames are left out
-            num = num_whole_windows(has_gaps, cut) * sum(lengths) // len(has_gaps)
+            whole = [*first_frames(~has_gaps, np.arange(0), range(cut), cut)]
+            num = len(whole) * sum(lengths) // len(has_gaps)
             if len(lengths) > 1:  # other files may have more gaps: 20 windows where 26 were expected
                 num = 2 * num // 3
         if num >= FEWEST_WINDOWS:
@@ -245,10 +246,9 @@ def _time_lines(guess: Guess) -> list[Line]:
     """The line inputs of a steady task, or dt if the file has no times."""
     store = guess.store
     if guess.is_steady:
-        shape = guess.sizes
-        rank = min(1, guess.words.count("component"))
-        names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
-        return [Line("inputs", names, "no array has an axis of time: which one is given?")]
+        return [
+            Line("inputs", [*guess.places[0].fields], "no array has an axis of time: which one is given?")
+        ]
     found, name = times_in(store, guess.places), ""
     sizes = [dict(zip(words, guess.shape(array), strict=True)) for array, words in guess.axes.items()]
     frames = max(size.get("time", 0) for size in sizes)
@@ -271,13 +271,15 @@ def _time_lines(guess: Guess) -> list[Line]:
     return [Line("dt", tidy(float(np.median(steps))), question)]
 
 
-def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
-    if not series:
+def _forcing_lines(guess: Guess) -> list[Line]:
+    if not guess.series:
         return []
-    others = [array for array in [*guess.axes][1:] if array not in series and "time" in guess.axes[array]]
+    others = [
+        array for array in [*guess.axes][1:] if array not in guess.series and "time" in guess.axes[array]
+    ]
     rest = ", ".join(map(field_of, others))
     note = "known in advance, and so not predicted?" + f" {rest}, too?" * bool(rest)
-    return [Line("forcing", [field_of(array) for array in series], note)]
+    return [Line("forcing", [*map(field_of, guess.series)], note)]
 
 
 def _differing(runs: Sequence[dict[str, float]]) -> list[str]:
@@ -302,7 +304,7 @@ def _parameter_lists(guess: Guess) -> list[str]:
         for name, values in lists_of(store, guess.axes).items()
         if name not in known
         and not is_place(name)
-        and not is_counter(name)
+        and not is_called(name, COUNTERS)
         and len(values) == num
         and np.isfinite(values).all()
         if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
@@ -359,14 +361,10 @@ def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajec
     task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
     paths = user_files(name, full["files"])
 
-    def opened(skip_missing: bool) -> Trajectories:
-        keys = ("resolution", "num_frames", "dt", "cut")
-        return open_user_files(
-            task, paths[:MOST_EXAMINED], **{key: full[key] for key in keys}, skip_missing=skip_missing
-        )
-
-    data = opened(False)
+    keys = ("resolution", "num_frames", "dt", "cut")
+    opened = partial(open_user_files, task, paths[:MOST_EXAMINED], **{key: full[key] for key in keys})
+    data = opened()
     num = data.num_trajectories * data.num_frames * len(task.channels) * math.prod(data.space)
     if len(paths) <= MOST_EXAMINED and num <= SCANNED:
-        opened(full["skip_missing"]).split(VAL_FRACTION, test_fraction)
+        opened(skip_missing=full["skip_missing"]).split(VAL_FRACTION, test_fraction)
     return data

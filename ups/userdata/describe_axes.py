@@ -21,7 +21,7 @@ from ups.userdata.inspect_file import (
     line_in,
 )
 from ups.userdata.layout import SPACE as SPACE_WORDS
-from ups.userdata.layout import WORDS, canonical_word
+from ups.userdata.layout import WORDS, canonical_word, field_names, field_of
 from ups.userdata.readers import Store, Stored, natural, open_store
 from ups.userdata.times import TIMES
 
@@ -80,11 +80,14 @@ class Axis:
 @dataclass(frozen=True)
 class Guess:
     """The fields of an open file, and the words for the axes of each: array -> words. names: axis -> the list
-    that is its coordinate, as far as lengths tell."""
+    that is its coordinate, as far as lengths tell; is_sure: the file determines the words; series: those of
+    the arrays that hold one number per frame."""
 
     store: Store
     axes: dict[str, list[str]]
     names: dict[str, str] = field(default_factory=dict)
+    is_sure: bool = True
+    series: Sequence[str] = ()
 
     @property
     def array(self) -> str:
@@ -109,9 +112,16 @@ class Guess:
     def is_steady(self) -> bool:
         return all("time" not in words for words in self.axes.values())
 
-    @property
+    @cached_property
     def places(self) -> list[Place]:
-        return [Place(array, tuple(words), ()) for array, words in self.axes.items()]
+        """The arrays, with names for their fields."""
+        found = []
+        for array, words in self.axes.items():
+            num_channels = dict(zip(words, self.shape(array), strict=True)).get("channel")
+            rank = min(2, words.count("component"))
+            names = field_names(field_of(array), num_channels, rank, self.space)
+            found.append(Place(array, tuple(words), tuple(names)))
+        return found
 
     @cached_property
     def files(self) -> list[Path]:
@@ -121,9 +131,7 @@ class Guess:
     def lengths(self) -> list[int]:
         """The frames of the runs, in every group of the file and in its sibling files."""
         array, axis = self.array, self.words.index("time")
-        shapes = [
-            self.store.array(array.replace("*", group)).shape for group in self.store.groups(array) or [""]
-        ]
+        shapes = [self.store.array(name).shape for name in self.store.runs(array)]
         for path in self.files[:MOST_FILES]:
             if path != Path(self.store.path):
                 with open_store(path) as other:
@@ -134,9 +142,7 @@ class Guess:
     @property
     def num_trajectories(self) -> int:
         """Of one file."""
-        return max(1, len(self.store.groups(self.array)) if "*" in self.array else 1) * self.sizes.get(
-            "trajectory", 1
-        )
+        return len(self.store.runs(self.array)) * self.sizes.get("trajectory", 1)
 
     def shape(self, array: str) -> tuple[int, ...]:
         return self.store.first_array(array).shape
@@ -310,7 +316,7 @@ def _words_by_length(
     words = dict(known)
     rest = [axis for axis, size in enumerate(shape) if axis not in words and (size > 1 or axis == 0)]
     lists, axes_of = lists_of(store, [array]), {one.name for one in found}
-    counts = {len(lists[name]) for name in {*lists} - axes_of if known or is_parameter(name)}
+    counts = {len(lists[name]) for name in {*lists} - axes_of if known or is_called(name, PARAMETERS)}
     for number, axis in enumerate(rest):
         size, taken, others = shape[axis], [*words.values()], [n for n in rest if n != axis]
         space = [word for word in taken if word not in WORDS]
@@ -434,7 +440,7 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     for name in merge_groups(store, list(store.names())):
         array = store.first_array(name)
         is_known = name in guess.names.values() or name.rsplit("/", 1)[-1] in (*TIMES, *array.axes)
-        if name == main or array.dtype.kind != "f" or is_known or is_counter(name):
+        if name == main or array.dtype.kind != "f" or is_known or is_called(name, COUNTERS):
             continue
         words = [canonical_word(axis) for axis in array.axes] or ["trajectory", "time"][
             2 - len(array.shape) :
@@ -472,25 +478,22 @@ def kind_of(name: str, units: str = "") -> str:
     last = next((part for part in reversed(name.lower().split("/")) if not re.fullmatch(r"[\d.]+", part)), "")
     if last in SPACE_NAMES:
         return last
-    if " since " in units or re.match(r"t|clock|date|.*time", last) or is_counter(name):
+    if " since " in units or re.match(r"t|clock|date|.*time", last) or is_called(name, COUNTERS):
         return "time"
     if globe := re.match("lat|lon", last):
         return globe[0]
     return next((axis for axis in SPACE if last.startswith(axis) or re.fullmatch(rf"\w+_{axis}", last)), "")
 
 
-def is_parameter(name: str) -> bool:
-    return PARAMETERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
-
-
-def is_counter(name: str) -> bool:
-    return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+def is_called(name: str, pattern: re.Pattern[str]) -> bool:
+    """Whether the name of an array, without its groups, fits a pattern."""
+    return pattern.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def are_nodes(name: str, array: Stored) -> bool:
     """Whether an array holds the coordinates of points, two or three numbers each."""
     is_list = len(array.shape) == 2 and {2, 3} & {*array.shape} and array.dtype.kind == "f"
-    return bool(is_list) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+    return bool(is_list) and is_called(name, NODES)
 
 
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
@@ -499,10 +502,15 @@ def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     found = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
-        if not is_parameter(name) and is_monotone(values)
+        if not is_called(name, PARAMETERS) and is_monotone(values)
     ]
     return sorted(
-        found, key=lambda one: (one.name not in usual, is_counter(one.name), "time" not in one.name.lower())
+        found,
+        key=lambda one: (
+            one.name not in usual,
+            is_called(one.name, COUNTERS),
+            "time" not in one.name.lower(),
+        ),
     )
 
 
@@ -539,7 +547,7 @@ def scattered(store: Store, size: int, axis: str) -> str:
     lists: dict[str, str] = {}
     for name in store.names():
         array = store.array(name)
-        if array.shape == (size,) and POINTS.fullmatch(name.rsplit("/", 1)[-1].lower()):
+        if array.shape == (size,) and is_called(name, POINTS):
             return f"{name} counts them"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
             values = np.asarray(store.read(name))

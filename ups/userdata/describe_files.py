@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.text import load_yaml, yaml_text
-from ups.tasks import Place
 from ups.userdata.data_checks import Extremes
 from ups.userdata.describe_axes import NUMBER, Guess, sibling_files
 from ups.userdata.describe_lines import Line
-from ups.userdata.layout import field_names, field_of
 from ups.userdata.masks import with_nan
 from ups.userdata.offset import sampled_frames
 
@@ -105,27 +103,14 @@ def frames_with_gaps(guess: Guess) -> np.ndarray:
     return found
 
 
-def num_whole_windows(has_gaps: np.ndarray, cut: int) -> int:
-    """How many windows of `cut` frames hold no frame with gaps."""
-    num, begin = 0, 0
-    while begin + cut <= len(has_gaps):
-        gaps = np.flatnonzero(has_gaps[begin : begin + cut])
-        num, begin = num + (not len(gaps)), begin + (int(gaps[-1]) + 1 if len(gaps) else cut)
-    return num
-
-
 def missing_lines(guess: Guess) -> tuple[list[str], list[Line]]:
     """(Numbers that seem to mean missing, the keys missing and skip_missing with their questions.)"""
     found, lines, has_gaps = {}, [], False
-    for array, words in guess.axes.items():
-        rank = words.count("component")
-        if rank > 1:
+    for place in guess.places:
+        if place.axes.count("component") > 1:
             continue
-        shape = dict(zip(words, guess.shape(array), strict=True))
-        names = field_names(field_of(array), shape.get("channel"), rank, guess.space)
-        place = Place(array, tuple(words), tuple(names))
-        frames = [*sampled_frames(guess.store, place, guess.space, LOOKED_AT, 0)]
-        extremes = Extremes(names)
+        frames = [*sampled_frames(guess.store, place, guess.space, LOOKED_AT)]
+        extremes = Extremes(place.fields)
         for frame in frames:
             extremes.add(frame[None])
         found |= {f"{value:g}": name for name, value, *_ in extremes.suspects()}

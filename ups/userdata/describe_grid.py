@@ -6,7 +6,7 @@ from ups.userdata.data_checks import JUMP, jumps
 from ups.userdata.describe_axes import CONVERT, Guess
 from ups.userdata.describe_lines import Line
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe
-from ups.userdata.inspect_file import Coordinate, is_even_grid, is_monotone, tidy
+from ups.userdata.inspect_file import Coordinate, is_even_grid, is_monotone, single_numbers, tidy
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
@@ -112,13 +112,7 @@ def _last_frame(guess: Guess) -> np.ndarray:
 def numbers_of(store: Store) -> dict[str, float]:
     """The attributes and arrays of the file, not of its groups, that are one number."""
     single = [name for name in store.names() if "/" not in name and store.array(name).shape in ((), (1,))]
-    found = {name: np.asarray(store.read(name)) for name in single}
-    found |= {key: np.asarray(value) for key, value in store.attributes().items()}
-    return {
-        key: float(value.reshape(-1)[0])
-        for key, value in found.items()
-        if value.dtype.kind in "fiu" and value.size == 1 and np.isfinite(value)
-    }
+    return single_numbers({name: store.read(name) for name in single} | store.attributes())
 
 
 def in_words(numbers: dict[str, float]) -> str:

@@ -6,14 +6,14 @@ those of np.linspace(0, 1, 33) do, the domain reaches half a cell beyond them: t
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
 from ups.tasks import Place
 from ups.userdata.inspect_file import (
     UNEVEN,
+    ConfigError,
     Coordinate,
-    config_error,
     coordinate,
     is_even,
     is_even_grid,
@@ -21,10 +21,8 @@ from ups.userdata.inspect_file import (
     rises,
     tidy,
 )
+from ups.userdata.readers import Store
 from ups_discovery.boundary import BOUNDARIES, PERIODIC
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
 
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}  # per axis, of a patch that is chosen
 TINY = 1e-6  # of an axis, what counts as zero
@@ -42,11 +40,10 @@ def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
         ends = list(boundary) if isinstance(boundary, list) else str(boundary).split(",")
     is_complete = not isinstance(boundary, Mapping) or {*boundary} == {*axes}
     if len(ends) not in (1, len(axes)) or not {*map(str, ends)} <= {*BOUNDARIES} or not is_complete:
-        raise config_error(
-            f"{key}.boundary",
-            f"it is {boundary!r:.80}" if boundary else "it is missing",
-            f"one of {', '.join(BOUNDARIES)}, or one per axis ({', '.join(axes)})",
-            f"Write boundary: periodic, or boundary: {{{', '.join(f'{axis}: no_flux' for axis in axes)}}}.",
+        raise ConfigError(
+            f"{key}.boundary: {f'it is {boundary!r:.80}' if boundary else 'it is missing'}; expected one "
+            f"of {', '.join(BOUNDARIES)}, or one per axis ({', '.join(axes)}). Write boundary: periodic, or "
+            f"boundary: {{{', '.join(f'{axis}: no_flux' for axis in axes)}}}."
         )
     return ends * len(axes) if len(ends) == 1 else ends
 
@@ -62,7 +59,7 @@ def without_repeated(
 
 
 def find_coordinates(
-    key: str, names: Mapping[str, str], axes: Sequence[str], places: Sequence[Place], store: "Store"
+    key: str, names: Mapping[str, str], axes: Sequence[str], places: Sequence[Place], store: Store
 ) -> dict[str, Coordinate | None]:
     """Axis -> its coordinate in a file. names: axis -> the array of its coordinate, if it has another name.
     Raises ValueError if such an array is missing."""
@@ -71,17 +68,16 @@ def find_coordinates(
         if names.get(axis) and found[axis] is None:
             of_axis = next(place for place in places if axis in place.axes)
             size = store.first_array(of_axis.array).shape[of_axis.axes.index(axis)]
-            raise config_error(
-                f"{key}.domain",
-                f"{store.path} holds no array {names[axis]!r:.80} of coordinates",
-                "two numbers, or the name of one",
-                f"{_domain_example(axis, size, store)} It holds {store.listing()}.",
+            raise ConfigError(
+                f"{key}.domain: {store.path} holds no array {names[axis]!r:.80} of coordinates; expected two "
+                f"numbers, or the name of one. {_domain_example(axis, size, store)} It holds "
+                f"{store.listing()}."
             )
     return found
 
 
 def read_domain(
-    key: str, domain: Any, axis: str, end: str, size: int, found: Coordinate | None, store: "Store"
+    key: str, domain: Any, axis: str, end: str, size: int, found: Coordinate | None, store: Store
 ) -> list[float]:
     """(low, high) of an axis of `size` cells: from its coordinate, or from the section.
 
@@ -97,11 +93,10 @@ def read_domain(
     place, x = found
     x = x[:size] if end == PERIODIC and len(x) == size + 1 else x  # the last point is the first again
     if len(x) != size:
-        raise config_error(
-            f"{key}.layout",
-            f"the axis called {axis} has {size} cells and the array {place} in {store.path} {len(x)} numbers",
-            f"{size} numbers",
-            f"Are the words in the order of the axes? {store.listing()}.",
+        raise ConfigError(
+            f"{key}.layout: the axis called {axis} has {size} cells and the array {place} in {store.path} "
+            f"{len(x)} numbers; expected {size} numbers. Are the words in the order of the axes? "
+            f"{store.listing()}."
         )
     x = x[::-1] if rises(x[::-1]) else x
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
@@ -115,17 +110,15 @@ def read_domain(
     is_cells = abs(length - size * step) <= apart and -apart <= x[0] - given[0] <= step + apart
     is_points = end != PERIODIC and abs(length - (size - 1) * step) <= apart and abs(x[0] - given[0]) <= apart
     if not (is_cells or is_points):
-        raise config_error(
-            f"{key}.domain",
-            f"that of {axis} is {given}, and {place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in "
-            f"steps of {step:g}",
-            f"what the file says, {edges}",
-            f"Write domain: {{{axis}: {edges}}}, or leave it out.",
+        raise ConfigError(
+            f"{key}.domain: that of {axis} is {given}, and {place} in {store.path} runs from {x[0]:g} to "
+            f"{x[-1]:g} in steps of {step:g}; expected what the file says, {edges}. Write domain: {{{axis}: "
+            f"{edges}}}, or leave it out."
         )
     return [float(v) for v in given] if is_cells else edges
 
 
-def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | None, store: "Store") -> None:
+def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | None, store: Store) -> None:
     """Raise ValueError if the ends of an axis are no two numbers, or missing where no coordinate is found."""
     is_pair = (
         isinstance(given, list)
@@ -137,18 +130,16 @@ def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | 
         return
     example = _domain_example(axis, size, store)
     if given:
-        raise config_error(
-            f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first", example
+        raise ConfigError(
+            f"{key}.domain: that of {axis} is {given!r:.80}; expected two numbers, the lower first. {example}"
         )
-    raise config_error(
-        f"{key}.domain",
-        f"it is missing for {axis}, and {store.path} holds no coordinate of that name",
-        "where the axis begins and ends",
-        example,
+    raise ConfigError(
+        f"{key}.domain: it is missing for {axis}, and {store.path} holds no coordinate of that name; "
+        f"expected where the axis begins and ends. {example}"
     )
 
 
-def _domain_example(axis: str, size: int, store: "Store") -> str:
+def _domain_example(axis: str, size: int, store: Store) -> str:
     """How to write a domain, with the name of an array of `size` numbers if the file holds one."""
     name = next((name for name in store.names() if store.array(name).shape == (size,)), "")
     ends = f"{name}, ..}}, the array of its coordinates." if name else "[0, 1], ..}."
@@ -160,14 +151,15 @@ def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float
     is_near = given and abs(given[0] - x[0]) <= step and abs(given[1] - x[-1]) <= step
     if is_near and rises(x):
         return [float(v) for v in given]
-    raise config_error(
-        f"{key}.layout",
-        f"{where} runs from {x[0]:g} to {x[-1]:g} in steps of {np.diff(x).min():g} to {np.diff(x).max():g}",
-        "equal steps",
-        f"Write domain: {{{axis}: [{x[0]:g}, {x[-1]:g}]}} to count its cells as equal, as those of a "
-        "Gaussian grid nearly are; or resample the fields to an even grid."
-        if rises(x)
-        else "Sort the cells along it, or leave that axis out.",
+    fix = "Sort the cells along it, or leave that axis out."
+    if rises(x):
+        fix = (
+            f"Write domain: {{{axis}: [{x[0]:g}, {x[-1]:g}]}} to count its cells as equal, as those of a "
+            "Gaussian grid nearly are; or resample the fields to an even grid."
+        )
+    raise ConfigError(
+        f"{key}.layout: {where} runs from {x[0]:g} to {x[-1]:g} in steps of {np.diff(x).min():g} to "
+        f"{np.diff(x).max():g}; expected equal steps. {fix}"
     )
 
 

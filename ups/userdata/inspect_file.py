@@ -6,15 +6,13 @@ import difflib
 import glob
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
 from ups.tasks import Place
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
+from ups.userdata.readers import Store, natural
 
 Coordinate = tuple[str, "np.ndarray"]  # the name of its array, and its numbers
 
@@ -27,30 +25,26 @@ UNEVEN = 0.01  # of a step, by which steps may differ: float32 coordinates
 
 
 class ConfigError(ValueError):
-    """The error of a key. problem: without the key and what to write there."""
+    """The error of a key, in the form "KEY: what is wrong; expected what. What to do." """
 
-    problem = ""
-
-
-def config_error(key: str, what: str, expected: str, fix: str) -> ConfigError:
-    """The error of a key: what is wrong, what was expected, what to do."""
-    error = ConfigError(f"{key}: {what}; expected {expected}. {fix}")
-    error.problem = f"{what}; expected {expected}."
-    return error
+    @property
+    def problem(self) -> str:
+        """Without the key and what to write there."""
+        found, _, expected = str(self).partition(": ")[2].partition("; expected ")
+        return f"{found}; expected {expected.partition('. ')[0]}."
 
 
 def require_known(key: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
     """Raise ValueError for a name that is none of `known`. what: these, in words."""
     if unknown := [name for name in names if name not in known]:
-        raise config_error(
-            key, f"it names {unknown[0]!r:.80}", f"{what}: {', '.join(known) or 'none'}", "Correct the name."
+        raise ConfigError(
+            f"{key}: it names {unknown[0]!r:.80}; expected {what}: {', '.join(known) or 'none'}. Correct the "
+            "name."
         )
 
 
 def matching_files(key: str, pattern: str) -> list[str]:
     """The files of a pattern in natural order. Raises FileNotFoundError if no file fits."""
-    from ups.userdata.readers import natural  # imports h5py
-
     literal = pattern.replace("[", "[[]")  # a name may have brackets
     found = sorted(glob.glob(pattern, recursive=True) or glob.glob(literal, recursive=True), key=natural)
     if not found:
@@ -63,7 +57,7 @@ def matching_files(key: str, pattern: str) -> list[str]:
     return found
 
 
-def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]:
+def measure(key: str, store: Store, places: Iterable[Place]) -> dict[str, int]:
     """Axis -> size, axes of space in the order in which the arrays name them, of one file; "trajectory" where
     it has that axis or groups. Raises ValueError for an array that is not there or not so.
     """
@@ -74,29 +68,25 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         found = store.array(array)
         if found is None:
             near = difflib.get_close_matches(array, store.names(), n=1)
-            raise config_error(
-                f"{key}.layout",
-                f"{store.path} holds no array {array!r}",
-                "every array of the layout",
-                f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}.",
+            raise ConfigError(
+                f"{key}.layout: {store.path} holds no array {array!r}; expected every array of the layout. "
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}."
             )
         if found.dtype.kind not in "fiub" or 0 in found.shape:
-            raise config_error(
-                f"{key}.layout",
-                f"{array} in {store.path} holds {found.dtype} of shape {found.shape}",
-                "real numbers",
-                f"Write {array}.real and {array}.imag, two fields."
-                if found.dtype.kind == "c"
-                else "Leave the array out.",
+            is_complex = found.dtype.kind == "c"
+            fix = (
+                f"Write {array}.real and {array}.imag, two fields." if is_complex else "Leave the array out."
+            )
+            raise ConfigError(
+                f"{key}.layout: {array} in {store.path} holds {found.dtype} of shape {found.shape}; expected "
+                f"real numbers. {fix}"
             )
         if len(found.shape) != len(place.axes):
-            raise config_error(
-                f"{key}.layout",
-                f"{array} in {store.path} has {len(found.shape)} axes, {found.shape}, and {len(place.axes)} "
-                f"words ({', '.join(place.axes)})",
-                "one word per axis, as they are stored",
-                f"Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
-                f"name such as x.",
+            raise ConfigError(
+                f"{key}.layout: {array} in {store.path} has {len(found.shape)} axes, {found.shape}, and "
+                f"{len(place.axes)} words ({', '.join(place.axes)}); expected one word per axis, as they are "
+                f"stored. Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
+                "name such as x."
             )
         store.require_whole(array)
         lengths = [
@@ -105,19 +95,17 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         ]
         for axis, size in lengths:
             if axis not in ("channel", "component") and sizes.setdefault(axis, size) != size:
-                raise config_error(
-                    f"{key}.layout",
-                    f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
-                    "one size per axis, so one grid",
-                    f"Are the words of {array} in the order of its axes? Else put arrays of another grid "
-                    "into a task of their own.",
+                raise ConfigError(
+                    f"{key}.layout: {axis} is {size} long in {array} of {store.path} and {sizes[axis]} in "
+                    f"{first[axis]}; expected one size per axis, so one grid. Are the words of {array} in "
+                    "the order of its axes? Else put arrays of another grid into a task of their own."
                 )
             first.setdefault(axis, array)
     return {axis: size for axis, size in sizes.items() if axis != "single"}
 
 
 def coordinate(
-    store: "Store", places: Sequence[Place], names: Iterable[str]
+    store: Store, places: Sequence[Place], names: Iterable[str]
 ) -> "tuple[str, np.ndarray] | None":
     """(Place, numbers) of a coordinate, found by its usual names; None if there is none."""
     if store.is_single:  # its array would answer to every name
@@ -139,7 +127,7 @@ def coordinate(
     return None
 
 
-def line_in(store: "Store", name: str) -> "np.ndarray | None":
+def line_in(store: Store, name: str) -> "np.ndarray | None":
     """The numbers of an array that varies along one axis at most: a list, a column, a row, or a coordinate as
     numpy.meshgrid makes it; None of another array. Two corners of an array tell most fields."""
     if name not in store.lines:
@@ -147,7 +135,7 @@ def line_in(store: "Store", name: str) -> "np.ndarray | None":
     return store.lines[name]
 
 
-def _line(store: "Store", name: str, shape: Sequence[int]) -> "np.ndarray | None":
+def _line(store: Store, name: str, shape: Sequence[int]) -> "np.ndarray | None":
     if sum(size > 1 for size in shape) > 1:
         corners = [store.read(name, (part,) * len(shape)) for part in (slice(0, 2), slice(-2, None))]
         varying = [[np.diff(u, axis=axis).any() for axis in range(u.ndim)] for u in corners]
@@ -159,7 +147,7 @@ def _line(store: "Store", name: str, shape: Sequence[int]) -> "np.ndarray | None
     return line.ravel() if values.size == line.size or (values == line).all() else None
 
 
-def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
+def _require_no_larger(store: Store, place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
     """Raise ValueError, before it is read, for a coordinate of more numbers than any field has."""
     fields = [store.array(store.first(entry.array)) for entry in places]
     most = max((math.prod(field.shape) for field in fields if field is not None), default=0)
@@ -201,7 +189,7 @@ def is_even_grid(values: "np.ndarray", tolerance: float = UNEVEN) -> bool:
     return is_even(values, tolerance) or is_even(values[::-1], tolerance)
 
 
-def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
+def common_row(store: Store, place: str, rows: "np.ndarray") -> "np.ndarray":
     """The first row of a coordinate that is stored for every trajectory. Raises ValueError where they differ
     by more than where they begin."""
     if different := [number for number, row in enumerate(rows) if not goes_on(rows[0], row)]:
@@ -232,7 +220,7 @@ def number_in(pattern: str, name: str) -> float | None:
     return float(match[1].rstrip(".")) if match else None
 
 
-def numbers_of_run(store: "Store", arrays: Sequence[str], group: str) -> dict[str, float]:
+def numbers_of_run(store: Store, arrays: Sequence[str], group: str) -> dict[str, float]:
     """Place -> number, of what belongs to the run in one group (or file): numbers in the group ("*/nu"),
     attributes of the group ("*@nu") and of its arrays ("*/u@nu"), without those of netCDF."""
     found: dict[str, Any] = {}
@@ -244,6 +232,11 @@ def numbers_of_run(store: "Store", arrays: Sequence[str], group: str) -> dict[st
         for place in dict.fromkeys((*[above] * bool(above), *[array] * (not store.is_single))):
             about = store.attributes(place.replace("*", group))
             found |= {f"{place}@{key}": value for key, value in about.items() if not CODING.match(key)}
+    return single_numbers(found)
+
+
+def single_numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that are one finite number."""
     values = {place: np.asarray(value) for place, value in found.items()}
     return {
         place: float(value.reshape(-1)[0])
@@ -257,31 +250,28 @@ def _above(array: str) -> str:
     return re.sub(r"(\*[^/]*)/.*", r"\1", array) if re.search(r"\*[^/]*/", array) else ""
 
 
-def require_common_place(key: str, store: "Store", name: str, place: str, arrays: Sequence[str]) -> None:
+def require_common_place(key: str, store: Store, name: str, place: str, arrays: Sequence[str]) -> None:
     """Raise ValueError for a parameter that is the number of one run, if a layout with * has several."""
     for array in arrays:
         run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
         match = re.match(f"{run}(?=[/@])", place) if "*" in array and "*" not in place else None
         if match and store.value(place) is not None:
-            raise config_error(
-                f"{key}.parameters.{name}",
-                f"{place} is the number of one run",
-                f"a number of every run, as layout.{array} stands for several",
-                f'Write {name}: "{_above(array) or array}{place[match.end() :]}".',
+            raise ConfigError(
+                f"{key}.parameters.{name}: {place} is the number of one run; expected a number of every run, "
+                f"as layout.{array} stands for several. Write {name}: "
+                f'"{_above(array) or array}{place[match.end() :]}".'
             )
 
 
 def value_in(
-    key: str, store: "Store", name: str, place: str, arrays: Sequence[str], group: str = ""
+    key: str, store: Store, name: str, place: str, arrays: Sequence[str], group: str = ""
 ) -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
     path = store.path
     if place in store.attributes() and not store.is_single and store.array(place) is not None:
-        raise config_error(
-            f"{key}.parameters.{name}",
-            f"{path} holds an attribute {place} and an array {place}",
-            "one of them",
-            f'Write "@{place}" for the attribute of the file, or give the array another name.',
+        raise ConfigError(
+            f"{key}.parameters.{name}: {path} holds an attribute {place} and an array {place}; expected one "
+            f'of them. Write "@{place}" for the attribute of the file, or give the array another name.'
         )
     if "{}" in place:
         found = number_in(place, path.name)
@@ -296,15 +286,15 @@ def value_in(
         is_right = False
     if not is_right:
         there, of_run = sorted(store.attributes()), list(numbers_of_run(store, arrays, group))
-        raise config_error(
-            f"{key}.parameters.{name}",
+        what = (
             f"{path} holds no number in {place!r:.80}"
             if found is None
-            else f"{place} in {path} holds {found!r:.80}",
-            "an attribute, an array with a number per trajectory, or "
-            'a pattern of file names such as "run_nu{}_*"',
-            f"Correct it (attributes: {', '.join(there[:8]) or 'none'}; arrays: {store.listing()}"
-            + f"; of each run: {', '.join(of_run[:8])}" * bool(of_run)
-            + ").",
+            else f"{place} in {path} holds {found!r:.80}"
+        )
+        held = f"attributes: {', '.join(there[:8]) or 'none'}; arrays: {store.listing()}"
+        held += f"; of each run: {', '.join(of_run[:8])}" * bool(of_run)
+        raise ConfigError(
+            f"{key}.parameters.{name}: {what}; expected an attribute, an array with a number per trajectory, "
+            f'or a pattern of file names such as "run_nu{{}}_*". Correct it ({held}).'
         )
     return values.reshape(-1)[0] if values.size == 1 else values

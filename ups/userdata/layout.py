@@ -6,13 +6,11 @@ layout: {u: [trajectory, time, x], velocity: {array: "fields/v", axes: [time, x,
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.tasks import Place
-from ups.userdata.inspect_file import config_error, coordinate, measure, require_known
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
+from ups.userdata.inspect_file import ConfigError, coordinate, measure, require_known
+from ups.userdata.readers import Store
 
 WORDS = ("trajectory", "time", "channel", "component", "single")  # any other word is an axis of space
 # word -> other names for it, none of which is an axis of space
@@ -68,26 +66,23 @@ class Layout:
         return "time" not in self.sizes
 
 
-def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
+def read_layout(key: str, section: Mapping[str, Any], store: Store) -> Layout:
     """The layout of a section, checked against a file. Raises ValueError, which names what to write."""
     layout = section["layout"]
     if not isinstance(layout, Mapping) or not layout:
-        raise config_error(
-            f"{key}.layout",
-            f"it is {layout!r:.80}" if layout else "it is empty",
-            "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
-            f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
+        raise ConfigError(
+            f"{key}.layout: {f'it is {layout!r:.80}' if layout else 'it is empty'}; expected the arrays "
+            "and the words for their axes, such as {u: [trajectory, time, x]}. python -m ups describe "
+            f"{store.path} prints one; the file holds {store.listing()}."
         )
     places = [_parse_entry(f"{key}.layout.{name}", str(name), entry) for name, entry in layout.items()]
     sizes = measure(key, store, places)
     axes = Layout(tuple(places), sizes).axes
     if not 1 <= len(axes) <= 3:
-        raise config_error(
-            f"{key}.layout",
-            f"it names {len(axes)} axes of space ({', '.join(axes) or 'none'})",
-            f"1 to 3 besides {', '.join(WORDS)}",
-            "Name them, such as x, y, z; an axis of another meaning is trajectory, time, channel or "
-            "component.",
+        raise ConfigError(
+            f"{key}.layout: it names {len(axes)} axes of space ({', '.join(axes) or 'none'}); expected 1 to "
+            f"3 besides {', '.join(WORDS)}. Name them, such as x, y, z; an axis of another meaning is "
+            "trajectory, time, channel or component."
         )
     domain = section["domain"]
     require_known(f"{key}.domain", domain if isinstance(domain, Mapping) else (), axes, "axes of space")
@@ -103,94 +98,80 @@ def _parse_entry(key: str, name: str, entry: Any) -> Place:
     axes, unknown = entry.get("axes"), {*entry} - {"array", "axes", "fields"}
     is_list = isinstance(axes, list) and all(isinstance(axis, str) and axis.isidentifier() for axis in axes)
     if unknown or not is_list:
-        raise config_error(
-            key,
-            f"it is {entry if unknown else axes!r:.120}",
-            f"one word per axis of the array: {', '.join(WORDS)}, or a name of an axis of space such as x",
-            f"Write {name}: [trajectory, time, x], or {name}: {{array: NAME, axes: [..], fields: [..]}}.",
+        raise ConfigError(
+            f"{key}: it is {(entry if unknown else axes)!r:.120}; expected one word per axis of the array: "
+            f"{', '.join(WORDS)}, or a name of an axis of space such as x. Write {name}: [trajectory, time, "
+            f"x], or {name}: {{array: NAME, axes: [..], fields: [..]}}."
         )
     for axis in axes:
         if axes.count(axis) > 1 + (axis == "component") and axis != "single":
-            raise config_error(key, f"it names {axis} twice", "each axis once", "Correct the words.")
+            raise ConfigError(f"{key}: it names {axis} twice; expected each axis once. Correct the words.")
         if (word := canonical_word(axis)) != axis:
-            raise config_error(
-                key,
-                f"it names an axis {axis!r}",
-                f"one of {', '.join(WORDS)}, or a name of an axis of space",
-                f"Write {word}.",
+            raise ConfigError(
+                f"{key}: it names an axis {axis!r}; expected one of {', '.join(WORDS)}, or a name of an axis "
+                f"of space. Write {word}."
             )
     fields = entry.get("fields") or (field_of(name),)
     if not isinstance(fields, list | tuple) or not all(re.fullmatch(r"\w+", str(field)) for field in fields):
-        raise config_error(
-            f"{key}.fields",
-            f"it is {fields!r:.80}",
-            "a list of names of letters, digits and _ (figures go by them)",
-            f"Write fields: [{field_of(name)}].",
+        raise ConfigError(
+            f"{key}.fields: it is {fields!r:.80}; expected a list of names of letters, digits and _ (figures "
+            f"go by them). Write fields: [{field_of(name)}]."
         )
     return Place(str(entry.get("array", name)), tuple(axes), tuple(fields))
 
 
-def _check_order(key: str, place: Place, axes: Sequence[str], vector: Any, store: "Store") -> None:
+def _check_order(key: str, place: Place, axes: Sequence[str], vector: Any, store: Store) -> None:
     """Raise ValueError if words are in another order than the file's own names of the axes, or if the order
     of a vector's components is not known."""
     names = store.first_array(place.array).axes
     for word, stored in zip(place.axes, names, strict=False):
         name = canonical_word(stored).lower()
         if name != word.lower() and name in {axis.lower() for axis in place.axes}:
-            raise config_error(
-                f"{key}.layout.{place.array}",
-                f"it calls an axis {word} that the file calls {stored}",
-                f"the order of the axes in {store.path}, {', '.join(names)}",
-                "Correct the order of the words.",
+            raise ConfigError(
+                f"{key}.layout.{place.array}: it calls an axis {word} that the file calls {stored}; expected "
+                f"the order of the axes in {store.path}, {', '.join(names)}. Correct the order of the words."
             )
     is_unordered = {*axes} <= {*"xyz"} and [*axes] != sorted(axes)
     if "component" in place.axes and is_unordered and not vector:
         components = [f"{place.fields[0]}_{axis}" for axis in axes]
-        raise config_error(
-            f"{key}.layout.{place.array}",
-            f"its axes are stored in the order {', '.join(axes)}, and nothing says whether its components "
-            "are, too",
-            "a name for each component",
-            f"Write fields: {sorted(components)} in the order in which they are stored, and "
-            f"{key}.vector: {components}, the component along each axis.",
+        raise ConfigError(
+            f"{key}.layout.{place.array}: its axes are stored in the order {', '.join(axes)}, and nothing "
+            "says whether its components are, too; expected a name for each component. Write fields: "
+            f"{sorted(components)} in the order in which they are stored, and {key}.vector: {components}, "
+            "the component along each axis."
         )
 
 
-def _check_names(key: str, domain: Any, places: Sequence[Place], axes: Sequence[str], store: "Store") -> None:
+def _check_names(key: str, domain: Any, places: Sequence[Place], axes: Sequence[str], store: Store) -> None:
     """Raise ValueError for an axis of an unusual name that has neither a domain of its own nor coordinates:
     it may be a misspelt word."""
     unusual = [axis for axis in axes if axis.lower() not in SPACE and not re.fullmatch(r"[xyz]_?\d?", axis)]
     if not unusual or len(axes) == 1 or isinstance(domain, Mapping):
         return
     if coordinate(store, places, [unusual[0]]) is None:
-        raise config_error(
-            f"{key}.layout",
-            f"it names an axis {unusual[0]!r} beside {axes[axes[0] == unusual[0]]}",
-            "trajectory, time, channel, component, or an axis of space with a domain of its own",
-            f"Correct the word, or write domain: {{{unusual[0]}: [0, 1], ..}}.",
+        raise ConfigError(
+            f"{key}.layout: it names an axis {unusual[0]!r} beside {axes[axes[0] == unusual[0]]}; expected "
+            "trajectory, time, channel, component, or an axis of space with a domain of its own. Correct "
+            f"the word, or write domain: {{{unusual[0]}: [0, 1], ..}}."
         )
 
 
-def _name_fields(key: str, place: Place, axes: Sequence[str], store: "Store") -> Place:
+def _name_fields(key: str, place: Place, axes: Sequence[str], store: Store) -> Place:
     """The array with a name for every field: NAME, NAME_x and NAME_y of a vector, NAME_0 .. of channels."""
     shape = dict(zip(place.axes, store.first_array(place.array).shape, strict=True))
     rank = place.axes.count("component")
     if rank and shape["component"] != len(axes):
-        raise config_error(
-            f"{key}.layout.{place.array}",
-            f"its components are {shape['component']}",
-            f"{len(axes)}, one per axis of space ({', '.join(axes)})",
-            "Call that axis channel, or correct the words.",
+        raise ConfigError(
+            f"{key}.layout.{place.array}: its components are {shape['component']}; expected {len(axes)}, one "
+            f"per axis of space ({', '.join(axes)}). Call that axis channel, or correct the words."
         )
     names = field_names(place.fields[0], shape.get("channel"), rank, axes)
     if len(place.fields) == 1:
         return Place(place.array, place.axes, tuple(names))
     if len(place.fields) != len(names):
-        raise config_error(
-            f"{key}.layout.{place.array}.fields",
-            f"it names {len(place.fields)}",
-            f"{len(names)}, one per channel",
-            "Correct the list.",
+        raise ConfigError(
+            f"{key}.layout.{place.array}.fields: it names {len(place.fields)}; expected {len(names)}, one "
+            "per channel. Correct the list."
         )
     return place
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ups.common.lazy import np
-from ups.userdata.inspect_file import config_error
+from ups.userdata.inspect_file import ConfigError
 from ups_discovery.boundary import PERIODIC, along
 
 READ = 2**22  # numbers at a time
@@ -38,11 +38,10 @@ def find_mask(data: Any) -> "np.ndarray | None":
     images = [("shift", np.roll(mask, 1, axes[axis])) for axis in shifted]
     images += [("mirror", np.flip(mask, axis)) for axis in axes.values() if task.is_symmetric]
     if moved := [name for name, image in images if not np.array_equal(image, mask)]:
-        raise config_error(
-            f"task.{task.name}.symmetries",
-            f"it names {moved[0]}, and cells of {data.path} have no value in any frame (land, a solid)",
-            "symmetries that do not move them",
-            f"Leave {moved[0]} out of it.",
+        raise ConfigError(
+            f"task.{task.name}.symmetries: it names {moved[0]}, and cells of {data.path} have no value in "
+            f"any frame (land, a solid); expected symmetries that do not move them. Leave {moved[0]} out of "
+            "it."
         )
     return mask
 
@@ -69,43 +68,43 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list["np.ndarray"]:
     return WHOLE[key]
 
 
-def whole_windows(
-    data: Any,
-    lengths: Sequence[int],
-    used: range,
-    cut: int,
-    breaks: "Sequence[np.ndarray]",
-    skip_missing: bool,
-) -> "tuple[np.ndarray, int]":
+def first_frames(is_whole: "np.ndarray", jumps: "np.ndarray", used: range, cut: int) -> Iterator[int]:
+    """The first frames of the windows of one run; arguments as of `whole_windows`."""
+    begin, last = used[0], used[-1] - used[0]
+    while begin + max(last, cut - 1) < len(is_whole):
+        gaps = begin + used.step * np.flatnonzero(~is_whole[begin : begin + last + 1 : used.step])
+        crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
+        if stops := [*gaps[-1:], *crossed[-1:]]:
+            begin = 1 + int(max(stops))
+            continue
+        yield begin
+        if not cut:
+            return
+        begin += cut
+
+
+def whole_windows(data: Any, used: range, cut: int, skip_missing: bool) -> "tuple[np.ndarray, int]":
     """(Rows of the windows without a gap, the number of frames that are not whole.)
 
-    data: one row for every run, from its first frame on; lengths: frames of the runs; used: frames of a
-    window; cut: frames from window to window, 0: one window of each run; breaks: for every run the frames
-    before gaps in time; skip_missing: only whole frames may be in a window. Raises ValueError if no window
-    remains."""
-    rows, left_out, last = [], 0, used[-1] - used[0]
+    data: one row for every run, from its first frame on; used: frames of a window; cut: frames from window to
+    window, 0: one window of each run; skip_missing: only whole frames may be in a window. Raises ValueError
+    if no window remains."""
+    lengths = [frames for file in data.files for frames in file.lengths]
+    breaks = [file.jumps for file in data.files for _ in file.lengths]
     whole = _whole_frames(data, lengths) if skip_missing else [np.ones(frames, bool) for frames in lengths]
-    for row, (frames, is_whole, jumps) in enumerate(zip(lengths, whole, breaks, strict=True)):
-        left_out += int((~is_whole).sum())
-        begin = used[0]
-        while begin + max(last, cut - 1) < frames:
-            gaps = begin + used.step * np.flatnonzero(~is_whole[begin : begin + last + 1 : used.step])
-            crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
-            stops = [*gaps[-1:], *crossed[-1:]]
-            if not stops:
-                rows.append((*data.rows[row, :2], begin))
-                if not cut:
-                    break
-            begin = 1 + int(max(stops)) if stops else begin + cut
+    left_out = sum(int((~one).sum()) for one in whole)
+    rows = [
+        (*data.rows[row, :2], begin)
+        for row, (is_whole, jumps) in enumerate(zip(whole, breaks, strict=True))
+        for begin in first_frames(is_whole, jumps, used, cut)
+    ]
     if not rows:
         key, why = f"task.{data.task.name}", f"cells have no value in {left_out} of {sum(lengths)} frames"
         num_breaks = sum(map(len, breaks))
         why = " and ".join([why] * (left_out > 0) + [f"times have {num_breaks} gaps"] * (num_breaks > 0))
-        raise config_error(
-            f"{key}.cut",
-            f"no {last + 1} frames follow each other, as {why}",
-            "at least one window",
-            f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.",
+        raise ConfigError(
+            f"{key}.cut: no {used[-1] - used[0] + 1} frames follow each other, as {why}; expected at least "
+            f"one window. Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run."
         )
     return np.array(rows), left_out
 
@@ -149,11 +148,9 @@ def missing_values(key: str, missing: Any) -> list[str]:
     try:
         texts = [f"{float(str(value)):.17g}" for value in values]  # true is no number
     except ValueError:
-        raise config_error(
-            f"{key}.missing",
-            f"it is {missing!r:.80}",
-            "a number that means missing in the files, or a list of such numbers",
-            "Write missing: -9999, or missing: nan if no number does.",
+        raise ConfigError(
+            f"{key}.missing: it is {missing!r:.80}; expected a number that means missing in the files, or a "
+            "list of such numbers. Write missing: -9999, or missing: nan if no number does."
         ) from None
     # with a point: YAML 1.1 then writes quotes, and so gives back text
     return [text.replace("e", ".0e") if "e" in text and "." not in text else text for text in texts]

@@ -7,16 +7,14 @@ to the mean looks small for any forecast.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import config_error, require_known
+from ups.userdata.inspect_file import ConfigError, require_known
 from ups.userdata.layout import Layout
 from ups.userdata.masks import with_nan
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
+from ups.userdata.readers import Store, open_store
 
 # Mean over standard deviation from which the mean dominates: 99.6 % of the mean square. Twice the largest of
 # PDEBench's fields (8.3, the height of shallow water), so that its definition of nRMSE holds for all of them.
@@ -43,13 +41,11 @@ def offsets(key: str, section: Mapping[str, Any], paths: Sequence[str], layout: 
         if field not in given and field not in section["vector"]
     }
     if positive := [field for field in found if field in section["positive"]]:
-        raise config_error(
-            f"{key}.positive",
-            f"it names {positive[0]}, whose mean is about "
-            f"{found[positive[0]]:g} and more than {DOMINANT:g} times its variation",
-            "fields that vary over orders of magnitude",
+        raise ConfigError(
+            f"{key}.positive: it names {positive[0]}, whose mean is about {found[positive[0]]:g} and more "
+            f"than {DOMINANT:g} times its variation; expected fields that vary over orders of magnitude. "
             f"Leave {positive[0]} out of positive, and it is counted from that mean; or write offset: "
-            f"{{{positive[0]}: 0}} to learn its logarithm all the same.",
+            f"{{{positive[0]}: 0}} to learn its logarithm all the same."
         )
     if layout.is_steady and section["reserve"]:  # its prior is of the logarithm of its solution
         found = {field: value for field, value in found.items() if field in section["inputs"]}
@@ -64,8 +60,6 @@ def dominant(
     missing: Sequence[str] = (),
 ) -> dict[str, float]:
     """Field -> its mean, rounded to a tenth of its variation, for fields whose mean dominates."""
-    from ups.userdata.readers import open_store  # imports h5py
-
     moments: dict[str, np.ndarray] = {}  # field -> numbers, sum and sum of squares about the first, that one
     precision = dict.fromkeys((field for place in places for field in place.fields), 0.0)
     some = [paths[i] for i in sorted({round(i) for i in np.linspace(0, len(paths) - 1, SAMPLES)})]
@@ -93,11 +87,11 @@ def dominant(
 
 
 def sampled_frames(
-    store: "Store",
+    store: Store,
     place: Place,
     axes: Sequence[str],
     count: int,
-    first_frame: int,
+    first_frame: int = 0,
     missing: Sequence[str] = (),
 ) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of `count` trajectories of an array; none if the file has no such array."""

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ups.tasks import Task, make_user_task
-from ups.userdata.grid import find_coordinates, flipped_axes, read_domain
+from ups.userdata.grid import evenness, find_coordinates, flipped_axes, read_domain
 from ups.userdata.inspect_file import (
-    config_error,
+    ConfigError,
     goes_on,
-    is_even_grid,
     matching_files,
     measure,
     value_in,
@@ -63,39 +62,35 @@ def open_user_files(
             num_frames = num_frames or file.frames
             found.append(file.checked(found[0] if found else None, resolution, num_frames))
     if first_frame + 1 > num_frames:
-        raise config_error(
-            f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it."
+        raise ConfigError(
+            f"{key}.first_frame: it is {first_frame} of {num_frames} frames; expected fewer. Lower it."
         )
     step = _common_step(key, found, dt) or (0.0 if task.is_steady else 1.0)
     used = range(first_frame, num_frames, time_stride)
     lengths = [frames for one in found for frames in one.lengths]
-    jumps = [one.jumps for one in found for _ in one.lengths]
     first = [(number, run, 0) for number, one in enumerate(found) for run in range(one.num_trajectories)]
-    files = tuple(  # after a gap, later frames may not follow
-        replace(one, lengths=(num_frames,) * one.num_trajectories) if skip_missing or len(one.jumps) else one
-        for one in found
-    )
     whole_runs = Trajectories(
         path=Path(paths[0]) if len(paths) == 1 else Path(paths[0]).parent,
         task=task,
         arrays=task.arrays,
-        files=files,
+        files=tuple(found),
         rows=np.array(first),
         num_frames=min(lengths),
         space=tuple(-(-n // space_stride) for n in resolution),
         dt=0.0 if task.is_steady else step * time_stride,
-        coordinates=_coordinates(task, resolution, space_stride)
+        coordinates={
+            axis: np.array(task.centres(size, axis))[::space_stride]
+            for axis, size in zip(task.axes, resolution, strict=True)
+        }
         | ({} if task.is_steady else {"t": step * np.arange(num_frames)[first_frame::time_stride]}),
         space_stride=space_stride,
         split_by=split_by,
     )
-    rows, num_broken = whole_windows(whole_runs, lengths, used, cut, jumps, skip_missing)
+    rows, num_broken = whole_windows(whole_runs, used, cut, skip_missing)
     if num_trajectories > len(rows):
-        raise config_error(
-            f"{key}.num_trajectories",
-            f"the files hold {len(rows)}",
-            f"at least {num_trajectories}",
-            f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.",
+        raise ConfigError(
+            f"{key}.num_trajectories: the files hold {len(rows)}; expected at least {num_trajectories}. "
+            f"Lower it, or write 0 for all; {len(found)} file(s) fit {key}.files."
         )
     if num_trajectories:
         rows = rows[np.linspace(0, len(rows) - 1, num_trajectories).round().astype(int)]
@@ -106,6 +101,12 @@ def open_user_files(
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     return replace(
         whole_runs,
+        files=tuple(  # after a gap, later frames may not follow
+            replace(one, lengths=(num_frames,) * one.num_trajectories)
+            if skip_missing or len(one.jumps)
+            else one
+            for one in found
+        ),
         rows=rows,
         num_frames=1 if task.is_steady else len(used),
         notes=notes,
@@ -145,13 +146,12 @@ class OpenFile:
             if num != len(place.fields):
                 raise self.error(
                     "layout",
-                    f"holds {num} channels in {place.array}",
-                    f"{len(place.fields)}: {', '.join(place.fields)}",
-                    "Put files of other fields into a task of their own.",
+                    f"holds {num} channels in {place.array}; expected {len(place.fields)}: "
+                    f"{', '.join(place.fields)}. Put files of other fields into a task of their own.",
                 )
 
-    def error(self, part: str, what: str, expected: str, fix: str) -> ValueError:
-        return config_error(f"{self.key}.{part}", f"{self.store.path} {what}", expected, fix)
+    def error(self, part: str, text: str) -> ConfigError:
+        return ConfigError(f"{self.key}.{part}: {self.store.path} {text}")
 
     def checked(self, first: DataFile | None, resolution: tuple[int, ...], num_frames: int) -> DataFile:
         """What it holds. first: the first file of the set, None if this is it. Raises ValueError if it does
@@ -161,9 +161,8 @@ class OpenFile:
         if self.space != resolution:
             raise self.error(
                 "files",
-                f"holds a grid of {self.space} cells, and {reference} one of {resolution}",
-                "one grid in all files",
-                "Split them into two tasks with a pattern of files each, or resample some.",
+                f"holds a grid of {self.space} cells, and {reference} one of {resolution}; expected one grid "
+                "in all files. Split them into two tasks with a pattern of files each, or resample some.",
             )
         lengths = self._lengths() if self.groups else [self.frames]
         if (shortest := min(lengths)) < num_frames:
@@ -171,10 +170,10 @@ class OpenFile:
             where = f" in {self.groups[lengths.index(shortest)]}" if self.groups else ""
             raise self.error(
                 "num_frames",
-                f"holds {shortest} frames{where}",
-                f"{num_frames} as in {reference}{f' in {self.groups[0]}' if self.groups else ''}",
-                f"Write {self.key}.num_frames: {shortest} to use that many of every {kind}, or leave that "
-                f"{kind} out.",
+                f"holds {shortest} frames{where}; expected {num_frames} as in "
+                f"{reference}{f' in {self.groups[0]}' if self.groups else ''}. Write "
+                f"{self.key}.num_frames: {shortest} to use that many of every {kind}, or leave that {kind} "
+                "out.",
             )
         coordinates = find_coordinates(
             self.key, facts.get("coordinates", {}), self.task.axes, self.task.arrays, self.store
@@ -185,17 +184,17 @@ class OpenFile:
                 read_domain(self.key, list(limits), axis, end, size, coordinates[axis], self.store)
             if coordinates[axis]:
                 self._require_common(*coordinates[axis])
-        uneven = [axis for axis, there in coordinates.items() if there and not is_even_grid(there[1])]
+        ratios = {axis: (there[0], evenness(there[1])) for axis, there in coordinates.items() if there}
+        uneven = {axis: found for axis, found in ratios.items() if found[1] > 1}
         boundary = from_well(self.store)["boundary"] if is_well(self.store) else {}
         for what, mine, theirs in (
             ("boundary", boundary, first.boundary if first else boundary),
-            ("list of uneven axes", uneven, first.uneven if first else uneven),
+            ("list of uneven axes", [*uneven], [*(first.uneven if first else uneven)]),
         ):
             if mine != theirs:
                 raise self.error(
                     "files",
-                    f"says {mine} of its {what}, and {reference} {theirs}",
-                    f"one {what} in all files",
+                    f"says {mine} of its {what}, and {reference} {theirs}; expected one {what} in all files. "
                     "Put them into two tasks.",
                 )
         step, jumps = self._step()
@@ -226,18 +225,16 @@ class OpenFile:
             other = ", ".join(sorted(groups)[:2])
             raise self.error(
                 f"parameters.{name}",
-                f"holds {len(values)} values for groups whose names "
-                f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
-                "a value in each group",
-                f'Write {name}: "*/{name}", an array or ("*@{name}") an '
-                "attribute of each group; or name groups with leading zeros.",
+                f"holds {len(values)} values for groups whose names may be sorted as {groups[0]}, "
+                f"{groups[1]}, .. or as {other}, ..; expected a value in each group. Write {name}: "
+                f'"*/{name}", an array or ("*@{name}") an attribute of each group; or name groups with '
+                "leading zeros.",
             )
         if values.ndim and len(values) != num:
             raise self.error(
                 f"parameters.{name}",
-                f"holds {len(values)} values",
-                f"1, or {num} as it holds trajectories (by {self.key}.layout)",
-                "Write one per trajectory, or correct the words for the axes.",
+                f"holds {len(values)} values; expected 1, or {num} as it holds trajectories (by "
+                f"{self.key}.layout). Write one per trajectory, or correct the words for the axes.",
             )
         return np.broadcast_to(values, num)
 
@@ -253,9 +250,8 @@ class OpenFile:
         if found is None or len(found[1]) < self.frames:
             raise self.error(
                 "dt",
-                f"holds no times in {place!r}",
-                f"{self.frames} of them as in other files",
-                "Write the number itself, such as dt: 0.1.",
+                f"holds no times in {place!r}; expected {self.frames} of them as in other files. Write the "
+                "number itself, such as dt: 0.1.",
             )
         self._require_common(*found, is_time=True)
         times = found[1][: self.frames]
@@ -275,9 +271,8 @@ class OpenFile:
                 if not goes_on(values[both], there[..., both] if there.ndim else there):
                     raise self.error(
                         "files",
-                        f"holds {other} that is not in the steps of {place}",
-                        "one step and one grid in all groups",
-                        "Put groups of another one into a file and a task of their own.",
+                        f"holds {other} that is not in the steps of {place}; expected one step and one grid "
+                        "in all groups. Put groups of another one into a file and a task of their own.",
                     )
 
     def _lengths(self) -> list[int]:
@@ -293,9 +288,9 @@ class OpenFile:
                 if shape is None or len(shape) != len(first) or any(shape[i] != first[i] for i in grid):
                     raise self.error(
                         "files",
-                        f"holds {'no array' if shape is None else f'{shape} numbers in'} {name}",
-                        f"{first} as in {self.groups[0]}",
-                        "Leave that group out, or put groups of another grid into a task of their own.",
+                        f"holds {'no array' if shape is None else f'{shape} numbers in'} {name}; expected "
+                        f"{first} as in {self.groups[0]}. Leave that group out, or put groups of another "
+                        "grid into a task of their own.",
                     )
                 self.store.require_whole(name)
                 lengths[group] += [] if place.is_steady else [shape[place.axes.index("time")]]
@@ -309,22 +304,11 @@ def _common_step(key: str, found: Sequence[DataFile], dt: float) -> float:
     expected = dt or (steps[0][1] if steps else 0.0)
     for path, step in steps:
         if abs(step - expected) > 0.01 * expected:
-            raise config_error(
-                f"{key}.dt",
-                f"the frames of {path} are {step:g} apart",
-                f"{expected:g} as of the others",
-                "Put files of another step into a task of their own, or resample them.",
+            raise ConfigError(
+                f"{key}.dt: the frames of {path} are {step:g} apart; expected {expected:g} as of the others. "
+                "Put files of another step into a task of their own, or resample them."
             )
     return expected
-
-
-def _coordinates(task: Task, resolution: Sequence[int], stride: int) -> dict[str, np.ndarray]:
-    """Axis of space -> the centres of its cells."""
-    spans = zip(task.axes, task.spans, resolution, strict=True)
-    return {
-        axis: (low + (np.arange(size) + 0.5) * (high - low) / size)[::stride]
-        for axis, (low, high), size in spans
-    }
 
 
 def _notes(task: Task, found: Sequence[DataFile], num_broken: int) -> tuple[str, ...]:

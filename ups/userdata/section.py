@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
 from ups.common.text import MOST_NAME_BYTES, printable, require_plain_text
@@ -20,8 +20,8 @@ from ups.userdata.grid import (
 )
 from ups.userdata.inspect_file import (
     UNEVEN,
+    ConfigError,
     Coordinate,
-    config_error,
     is_even,
     matching_files,
     require_common_place,
@@ -32,12 +32,10 @@ from ups.userdata.inspect_file import (
 from ups.userdata.layout import Layout, read_layout
 from ups.userdata.masks import missing_values
 from ups.userdata.offset import offsets
+from ups.userdata.readers import Store, open_store
 from ups.userdata.the_well import from_well
 from ups.userdata.times import read_step, times_in
 from ups_discovery.boundary import PERIODIC
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
 
 MOST_PARAMETERS = 3
 SAME = 0.1  # of a step of the file's times: a dt that is further off counts in another unit
@@ -65,16 +63,12 @@ def complete(name: str, section: Mapping[str, Any]) -> tuple[dict[str, Any], int
 
     Raises ValueError or FileNotFoundError, which name the key and what to write there.
     """
-    from ups.userdata.readers import open_store  # imports h5py
-
     require_name(name)
     key, section = f"task.{name}", dict(section)
     if name in TASKS:
-        raise config_error(
-            key,
-            "it declares files under the name of a built-in task",
-            "a name of its own",
-            f"Write another in place of {name}, here and in data.tasks.",
+        raise ConfigError(
+            f"{key}: it declares files under the name of a built-in task; expected a name of its own. Write "
+            f"another in place of {name}, here and in data.tasks."
         )
     paths = matching_files(key, section["files"])
     with open_store(paths[0]) as store:
@@ -146,14 +140,12 @@ def facts(settings: Any) -> dict[str, Any]:
     }
 
 
-def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dict[str, Any]:
+def _from_known_layout(key: str, section: dict[str, Any], store: Store) -> dict[str, Any]:
     """A section whose layout is well, filled from the file; the user's values stay."""
     if (kind := section["layout"]) != "well":
-        raise config_error(
-            f"{key}.layout",
-            f"it is {kind!r:.80}",
-            "the arrays with their axes, or well, for a file of The Well",
-            f"Write it so; python -m ups describe {store.path} helps.",
+        raise ConfigError(
+            f"{key}.layout: it is {kind!r:.80}; expected the arrays with their axes, or well, for a file of "
+            f"The Well. Write it so; python -m ups describe {store.path} helps."
         )
     found = from_well(store)
     open_keys = {name: value for name, value in found.items() if section[name] == DEFAULTS[name]}
@@ -176,28 +168,22 @@ def _read_sizes(key: str, section: Mapping[str, Any], layout: Layout) -> dict[st
     """resolution, num_frames and t_end."""
     resolution, frames = [layout.sizes[axis] for axis in layout.axes], layout.sizes.get("time", 1)
     if section["resolution"] not in ([], resolution):
-        raise config_error(
-            f"{key}.resolution",
-            f"it is {section['resolution']}",
-            f"{resolution}, as the files show",
-            f"Leave it out; {key}.space_stride takes every n-th cell.",
+        raise ConfigError(
+            f"{key}.resolution: it is {section['resolution']}; expected {resolution}, as the files show. "
+            f"Leave it out; {key}.space_stride takes every n-th cell."
         )
     cut, dt = section["cut"], section["dt"]
     if cut and not (isinstance(cut, int) and 2 <= cut <= frames):
-        raise config_error(
-            f"{key}.cut",
-            f"it is {cut!r:.80}",
-            f"2 to {frames}, the frames of a run",
-            f"Write cut: {max(2, frames // 30)}, the frames of each of the windows it is cut into.",
+        raise ConfigError(
+            f"{key}.cut: it is {cut!r:.80}; expected 2 to {frames}, the frames of a run. Write cut: "
+            f"{max(2, frames // 30)}, the frames of each of the windows it is cut into."
         )
     num_frames = cut + section["first_frame"] if cut else section["num_frames"] or frames
     t_end = tidy(dt * (num_frames - 1))
     if section["t_end"] and abs(section["t_end"] - t_end) > UNEVEN * dt:
-        raise config_error(
-            f"{key}.t_end",
-            f"it is {section['t_end']:g}",
-            f"{t_end:g}: {num_frames} frames, {dt:g} apart",
-            f"Leave it out; {key}.num_frames takes fewer frames.",
+        raise ConfigError(
+            f"{key}.t_end: it is {section['t_end']:g}; expected {t_end:g}: {num_frames} frames, {dt:g} "
+            f"apart. Leave it out; {key}.num_frames takes fewer frames."
         )
     return {"resolution": resolution, "num_frames": num_frames, "t_end": t_end}
 
@@ -219,18 +205,16 @@ def _usual_bases(section: Mapping[str, Any], layout: Layout) -> Sequence[str]:
 # ---------------------------------------------------------------- fields, parameters and units
 
 
-def read_parameters(key: str, parameters: Any, store: "Store", places: Sequence[Place]) -> dict[str, str]:
+def read_parameters(key: str, parameters: Any, store: Store, places: Sequence[Place]) -> dict[str, str]:
     """Name -> place of its value: an attribute, an array, a number or an attribute of every run, or a pattern
     of the file's name with {}. Raises ValueError if the file holds no number there."""
     if isinstance(parameters, list):
         parameters = {str(name): str(name) for name in parameters}
     if not isinstance(parameters, Mapping) or len(parameters) > MOST_PARAMETERS:
-        raise config_error(
-            f"{key}.parameters",
-            f"it is {parameters!r:.120}",
-            f"at most {MOST_PARAMETERS} names, each with the attribute, the array or the pattern of file "
-            "names that holds it",
-            'Write parameters: {nu: nu}, or parameters: {nu: "run_nu{}_*"}; leave out what does not vary.',
+        raise ConfigError(
+            f"{key}.parameters: it is {parameters!r:.120}; expected at most {MOST_PARAMETERS} names, each "
+            "with the attribute, the array or the pattern of file names that holds it. Write parameters: "
+            '{nu: nu}, or parameters: {nu: "run_nu{}_*"}; leave out what does not vary.'
         )
     arrays = [place.array for place in places]
     group = next((store.groups(array)[0] for array in arrays if "*" in array), "")
@@ -246,11 +230,9 @@ def check_fields(key: str, section: Mapping[str, Any], layout: Layout, ends: Map
     something is predicted, and every vector has a field per axis."""
     fields, axes, inputs, vector = layout.fields, layout.axes, section["inputs"], section["vector"]
     if repeated := [field for field in fields if fields.count(field) > 1]:
-        raise config_error(
-            f"{key}.layout",
-            f"two arrays give a field {repeated[0]}",
-            "a name for each",
-            "Write {array: NAME, axes: [..], fields: [..]}.",
+        raise ConfigError(
+            f"{key}.layout: two arrays give a field {repeated[0]}; expected a name for each. Write {{array: "
+            "NAME, axes: [..], fields: [..]}."
         )
     varying = [field for field in fields if field not in layout.constant]
     moving = moving_fields(section, layout)
@@ -265,30 +247,24 @@ def check_fields(key: str, section: Mapping[str, Any], layout: Layout, ends: Map
         for name in names:
             require_known(f"{key}.{name}", section[name], known, expected)
     if layout.is_steady != bool(inputs) or {*fields} == {*inputs}:
-        kind = "no array has a time axis, so the task is steady"
-        raise config_error(
-            f"{key}.inputs",
-            f"it is {inputs}, and {kind if layout.is_steady else 'some array has a time axis'}",
-            f"the coefficient among {', '.join(fields)}, from which the others follow"
-            if layout.is_steady
-            else "none: fields without a time axis are coefficients already",
-            f"Write inputs: [{fields[0]}]." if layout.is_steady else "Leave it out.",
-        )
+        if layout.is_steady:
+            known = f"the coefficient among {', '.join(fields)}, from which the others follow"
+            why, fix = "no array has a time axis, so the task is steady", f"Write inputs: [{fields[0]}]."
+        else:
+            known = "none: fields without a time axis are coefficients already"
+            why, fix = "some array has a time axis", "Leave it out."
+        raise ConfigError(f"{key}.inputs: it is {inputs}, and {why}; expected {known}. {fix}")
     if not moving:
-        raise config_error(
-            f"{key}.forcing",
-            f"it is {section['forcing']}, so nothing is predicted",
-            "fields beside those that are predicted",
-            "Take out what is to be predicted.",
+        raise ConfigError(
+            f"{key}.forcing: it is {section['forcing']}, so nothing is predicted; expected fields beside "
+            "those that are predicted. Take out what is to be predicted."
         )
     others = {*fields} - {*inputs}
     if len(vector) % len(axes) or len({*vector} & others) != len(vector):
-        raise config_error(
-            f"{key}.vector",
-            f"it is {vector}",
-            f"{len(axes)} of {', '.join(field for field in fields if field in others)}, the component along "
-            f"each axis of space ({', '.join(axes)}), of one vector after the other",
-            "Correct the list.",
+        raise ConfigError(
+            f"{key}.vector: it is {vector}; expected {len(axes)} of "
+            f"{', '.join(field for field in fields if field in others)}, the component along each axis of "
+            f"space ({', '.join(axes)}), of one vector after the other. Correct the list."
         )
 
 
@@ -304,7 +280,7 @@ def read_units(
     layout: Layout,
     dt: float,
     found: Mapping[str, Coordinate | None],
-    store: "Store",
+    store: Store,
 ) -> dict[str, str]:
     """Field, axis or "time" -> its unit, of those that have one: from the section, else from the file.
 
@@ -323,7 +299,7 @@ def read_units(
     return {name: unit for name, unit in (stored | units).items() if unit not in ("", "1")}
 
 
-def _unit(store: "Store", array: str) -> str:
+def _unit(store: Store, array: str) -> str:
     unit = store.attributes(array).get("units", "")
     unit = unit.decode(errors="replace") if isinstance(unit, bytes) else unit
     unit = printable(" ".join(unit.replace("\0", " ").split())) if isinstance(unit, str) else ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ups.common.rows import split_sizes
-from ups.userdata.inspect_file import config_error
+from ups.userdata.inspect_file import ConfigError
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEED = 0  # of the order of initial conditions
@@ -25,36 +25,33 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     """
     folders = _folders([file.path for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
-        raise config_error(
-            f"task.{data.task.name}.split",
-            f"files lie in folders {', '.join(sorted(filter(None, {*folders})))} and others in none of "
-            "train, val and test"
-            if None in folders
-            else f"files lie in {' and '.join(sorted({*folders}))} alone",
-            "files in all three of train, val and test, and nowhere else",
-            "Make the missing one, or write split: index to split all files by their number.",
+        known = sorted(filter(None, {*folders}))
+        where = f"in {' and '.join(known)} alone"
+        if None in folders:
+            where = f"in folders {', '.join(known)} and others in none of train, val and test"
+        raise ConfigError(
+            f"task.{data.task.name}.split: files lie {where}; expected files in all three of train, val and "
+            "test, and nowhere else. Make the missing one, or write split: index to split all files by their "
+            "number."
         )
     if data.split_by == "folder" or (data.split_by == "auto" and len({*folders}) == 3):
         names = np.array([folders[file] or "none" for file in data.rows[:, 0]])
         if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
-            raise config_error(
-                f"task.{data.task.name}.split",
-                f"no file lies in a folder {missing[0]}",
-                "folders train, val and test",
-                "Move files there and widen the pattern of files, or write split: index.",
+            raise ConfigError(
+                f"task.{data.task.name}.split: no file lies in a folder {missing[0]}; expected folders "
+                "train, val and test. Move files there and widen the pattern of files, or write split: "
+                "index."
             )
         return {name: np.flatnonzero(names == name) for name in ("train", "val", "test")}
     starts = np.unique(data.starts)
     sizes = split_sizes(len(starts), val_fraction, test_fraction)
     if sizes["train"] < 1:
-        raise config_error(
-            f"task.{data.task.name}",
-            f"{len(starts)} trajectories (of different initial "
-            f"conditions) cannot be split into training, validation and test with "
-            f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-            "at least one for each, 3 in all",
-            "Add files, cut long ones into several trajectories, or, where an axis of the arrays counts "
-            "them, call it trajectory in the layout.",
+        raise ConfigError(
+            f"task.{data.task.name}: {len(starts)} trajectories (of different initial conditions) cannot be "
+            f"split into training, validation and test with data.val_fraction {val_fraction:g} and "
+            f"data.test_fraction {test_fraction:g}; expected at least one for each, 3 in all. Add files, cut "
+            "long ones into several trajectories, or, where an axis of the arrays counts them, call it "
+            "trajectory in the layout."
         )
     if data.in_time is not None or (data.is_cut and not data.by_run):
         return _split_in_time(data, val_fraction, test_fraction)
@@ -78,12 +75,10 @@ def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict
         for name, some in zip(parts, np.split(windows, ends), strict=True):
             parts[name] += some.tolist()
     if empty := [name for name, rows in parts.items() if not rows]:
-        raise config_error(
-            f"task.{data.task.name}.cut",
-            f"its windows leave none for {empty[0]} with "
-            f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-            "at least one for each part",
-            "Cut into shorter windows, or lower these.",
+        raise ConfigError(
+            f"task.{data.task.name}.cut: its windows leave none for {empty[0]} with data.val_fraction "
+            f"{val_fraction:g} and data.test_fraction {test_fraction:g}; expected at least one for each "
+            "part. Cut into shorter windows, or lower these."
         )
     return {name: np.sort(rows) for name, rows in parts.items()}
 
@@ -103,17 +98,9 @@ def in_time(data: Any) -> np.ndarray | None:
 def _folders(paths: Sequence[Path]) -> list[str | None]:
     """For every file the part of the split that its nearest folder names, None if no folder does. Folders
     that all files share do not count."""
-    shared = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    return [
-        next(
-            (
-                FOLDERS[name]
-                for name in reversed(
-                    [part.lower() for part in path.absolute().parent.relative_to(shared).parts]
-                )
-                if name in FOLDERS
-            ),
-            None,
-        )
-        for path in paths
-    ]
+    folders = [path.absolute().parent for path in paths]
+    shared, found = Path(os.path.commonpath(folders)), []
+    for folder in folders:
+        names = map(str.lower, reversed(folder.relative_to(shared).parts))
+        found.append(next((FOLDERS[name] for name in names if name in FOLDERS), None))
+    return found

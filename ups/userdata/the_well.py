@@ -3,13 +3,11 @@
 scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attributes state what varies.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
+from ups.userdata.readers import Store
 from ups_discovery.boundary import NO_FLUX, OUTFLOW, PERIODIC
-
-if TYPE_CHECKING:
-    from ups.userdata.readers import Store
 
 RANKS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
 ENDS = {"periodic": PERIODIC, "wall": NO_FLUX, "open": OUTFLOW}
@@ -21,12 +19,12 @@ def words(value: Any) -> list[str]:
     return [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in found]
 
 
-def is_well(store: "Store") -> bool:
+def is_well(store: Store) -> bool:
     is_marked = "n_spatial_dims" in store.attributes()
     return is_marked and bool(words(store.attributes("dimensions").get("spatial_dims")))
 
 
-def from_well(store: "Store") -> dict[str, Any]:
+def from_well(store: Store) -> dict[str, Any]:
     """The keys for a file of The Well. Raises ValueError for another file, or a grid that is not
     cartesian."""
     about, space = store.attributes(), store.plain(words(store.attributes("dimensions").get("spatial_dims")))
@@ -58,7 +56,7 @@ def from_well(store: "Store") -> dict[str, Any]:
     }
 
 
-def _end(store: "Store", axis: str) -> str:
+def _end(store: Store, axis: str) -> str:
     """The boundary of an axis in a file of The Well; outflow if the file states none."""
     for name in store.group_names("boundary_conditions"):
         attributes = store.attributes(f"boundary_conditions/{name}")
@@ -67,7 +65,7 @@ def _end(store: "Store", axis: str) -> str:
     return OUTFLOW
 
 
-def _parameters(store: "Store", names: list[str]) -> dict[str, str]:
+def _parameters(store: Store, names: list[str]) -> dict[str, str]:
     """The simulation's parameters that are numbers of a file or of a trajectory."""
     found = {}
     for name in names:

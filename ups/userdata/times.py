@@ -4,15 +4,13 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.common.lazy import np
 from ups.tasks import Place, Task
-from ups.userdata.inspect_file import UNEVEN, Coordinate, config_error, coordinate, is_even, tidy
-
-if TYPE_CHECKING:
-    from ups.userdata.layout import Layout
-    from ups.userdata.readers import Store
+from ups.userdata.inspect_file import UNEVEN, ConfigError, Coordinate, coordinate, is_even, tidy
+from ups.userdata.layout import Layout
+from ups.userdata.readers import Store
 
 TIMES = ("t", "time", "times")
 NO_TIMES = "-"  # in place of the array of times: the times of the file are not used
@@ -36,7 +34,7 @@ DAYS = {
 SINCE = re.compile(r"(\w+)\s+since\s+(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2}))?", re.IGNORECASE)
 
 
-def times_in(store: "Store", places: Sequence[Place], name: str = "") -> Coordinate | None:
+def times_in(store: Store, places: Sequence[Place], name: str = "") -> Coordinate | None:
     """The array of times of a file: `name`, else one of a usual name or of the name that the file gives to
     the axis called time."""
     if name:
@@ -58,26 +56,26 @@ def jumps_in(times: "np.ndarray") -> "np.ndarray":
     return np.flatnonzero(is_jump) if step > 0 and is_jump.mean() <= 1 - MOST else np.arange(0)
 
 
-def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> float:
+def even_step(key: str, store: Store, place: str, times: "np.ndarray") -> float:
     """The step of the times at `place`, apart from jumps. Raises ValueError if they do not rise evenly."""
     if is_even(times):
         return float((times[-1] - times[0]) / (len(times) - 1))
     steps = np.diff(times)
     if len(jumps_in(times)):
         return float(np.median(steps))
-    even = (
-        f"Write {key}.dt: {np.median(steps):g} to count all steps as equal, as those of months; or leave "
-        f"uneven ones out ({key}.first_frame)."
-    )
-    raise config_error(
-        f"{key}.dt",
-        f"{place} in {store.path} has steps of {steps.min():g} to {steps.max():g}",
-        "equal, increasing ones",
-        even if np.median(steps) > 0 else "Write the frames in the order of their times.",
+    fix = "Write the frames in the order of their times."
+    if np.median(steps) > 0:
+        fix = (
+            f"Write {key}.dt: {np.median(steps):g} to count all steps as equal, as those of months; or leave "
+            f"uneven ones out ({key}.first_frame)."
+        )
+    raise ConfigError(
+        f"{key}.dt: {place} in {store.path} has steps of {steps.min():g} to {steps.max():g}; expected equal, "
+        f"increasing ones. {fix}"
     )
 
 
-def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "Store") -> dict[str, Any]:
+def read_step(key: str, section: Mapping[str, Any], layout: Layout, store: Store) -> dict[str, Any]:
     """dt between stored frames, and the place of their times in a file ("" if no name is given). Raises
     ValueError if the section and the file differ, or if both are silent."""
     if layout.is_steady:
@@ -86,11 +84,9 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
     name = section["times"] or (dt if isinstance(dt, str) else "")
     found = times_in(store, layout.places, name)
     if name and found is None:
-        raise config_error(
-            f"{key}.dt",
-            f"{store.path} holds no array {name!r} of times",
-            "a number, or the name of one",
-            f"Write dt: 0.1, or one that it holds: {store.listing()}.",
+        raise ConfigError(
+            f"{key}.dt: {store.path} holds no array {name!r} of times; expected a number, or the name of "
+            f"one. Write dt: 0.1, or one that it holds: {store.listing()}."
         )
     is_stated, stored = bool(dt) and not isinstance(dt, str), None
     if found is not None and layout.sizes["time"] > 1:
@@ -102,48 +98,40 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
         stored = tidy(even_step(key, store, found[0], times))
     dt = _check_step(key, dt if is_stated else stored, store)
     if stored is not None and abs(stored - dt) > UNEVEN * dt:
-        raise config_error(
-            f"{key}.dt",
-            f"it is {dt:g}, and {found[0]} in {store.path} has steps of {stored:g}",
-            "what the file says",
-            f"Write dt: {stored:g}, or leave it out.",
+        raise ConfigError(
+            f"{key}.dt: it is {dt:g}, and {found[0]} in {store.path} has steps of {stored:g}; expected what "
+            f"the file says. Write dt: {stored:g}, or leave it out."
         )
     return {"dt": dt, "times": found[0] if name else ""}
 
 
-def _of_frames(key: str, layout: "Layout", store: "Store", place: str, times: "np.ndarray") -> "np.ndarray":
+def _of_frames(key: str, layout: Layout, store: Store, place: str, times: "np.ndarray") -> "np.ndarray":
     """The times of the stored frames; an array may hold the end of the last step as well."""
     frames = layout.sizes["time"]
     if len(times) not in (frames, frames + 1):
-        raise config_error(
-            f"{key}.layout",
-            f"the axis called time has {frames} frames and the array {place} in {store.path} "
-            f"{len(times)} times",
-            f"{frames} or {frames + 1} times",
-            f"Are the words in the order of the axes? {store.listing()}.",
+        raise ConfigError(
+            f"{key}.layout: the axis called time has {frames} frames and the array {place} in {store.path} "
+            f"{len(times)} times; expected {frames} or {frames + 1} times. Are the words in the order of the "
+            f"axes? {store.listing()}."
         )
     return times[:frames]
 
 
-def _check_step(key: str, dt: Any, store: "Store") -> float:
+def _check_step(key: str, dt: Any, store: Store) -> float:
     if dt is None:
-        raise config_error(
-            f"{key}.dt",
-            "it is missing, and the file holds no times",
-            "the time between stored frames, or the name of the array of times",
-            f"Write dt: 0.1; {store.path} holds {store.listing()}.",
+        raise ConfigError(
+            f"{key}.dt: it is missing, and the file holds no times; expected the time between stored frames, "
+            f"or the name of the array of times. Write dt: 0.1; {store.path} holds {store.listing()}."
         )
     if isinstance(dt, bool) or not isinstance(dt, int | float) or not 0 < dt < math.inf:
-        raise config_error(
-            f"{key}.dt",
-            f"it is {dt!r:.80}",
-            "a number above zero, or the name of the array of times",
-            "Write dt: 0.1.",
+        raise ConfigError(
+            f"{key}.dt: it is {dt!r:.80}; expected a number above zero, or the name of the array of times. "
+            "Write dt: 0.1."
         )
     return float(dt)
 
 
-def years_of(store: "Store", task: Task) -> "np.ndarray | None":
+def years_of(store: Store, task: Task) -> "np.ndarray | None":
     """The times of a file (frames,) in years, to a day or so, which is enough for a season; None if they
     are no dates, or if every group has its own."""
     if any("*" in place.array for place in task.arrays):

@@ -32,7 +32,8 @@ class DataFile:
     groups: the name of the group of every trajectory, or (); parameters (trajectories, P); flipped: axes
     whose cells are stored from the last to the first; lengths: frames of every trajectory; years: dates of
     the frames, in years, or None; jumps: frames of every run after which its times jump; step: between
-    frames, 0 if the file does not tell; uneven: axes of uneven cells; boundary: as The Well states it.
+    frames, 0 if the file does not tell; uneven: axis of uneven cells -> its coordinate, and by which factor
+    steps differ; boundary: as The Well states it.
     """
 
     path: Path
@@ -43,7 +44,7 @@ class DataFile:
     years: np.ndarray | None = None
     jumps: np.ndarray = field(default_factory=partial(np.arange, 0))
     step: float = 0.0
-    uneven: Sequence[str] = ()
+    uneven: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     boundary: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -46,8 +46,7 @@ def write_user_file(
     times (frames,); parameters (num, P).
     """
     coordinates = {"trajectory": np.arange(num), "time": times} | {
-        axis: low + (np.arange(size) + 0.5) * (high - low) / size
-        for axis, (low, high), size in zip(task.axes, task.spans, space, strict=True)
+        axis: np.array(task.centres(size, axis)) for axis, size in zip(task.axes, space, strict=True)
     }
     with h5py.File(path, "w", locking=False) as file:
         file.attrs[MARK] = task.name

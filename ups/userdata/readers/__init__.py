@@ -8,11 +8,8 @@ import os
 import zipfile
 from pathlib import Path
 
-import h5py
-
 from ups.common.text import require_plain_name
 from ups.userdata.readers import budget
-from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.process import Foreign, serve
 from ups.userdata.readers.store import MARKS, Store, Stored, checked, natural, require_unpackable
 
@@ -43,6 +40,8 @@ def serve_files() -> None:
 
 def open_here(path: Path) -> Store:
     """The open file, read in this process."""
+    import h5py  # what asks another process for a file needs none of the libraries that read it
+
     is_folder = path.is_dir()
     if not is_folder and not path.is_file():  # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
@@ -54,7 +53,7 @@ def open_here(path: Path) -> Store:
             )
         from ups.userdata.readers.xarray_files import Zarr as kind
     elif first == b"\x89HDF\r\n\x1a\n" or h5py.is_hdf5(path):  # which looks behind other bytes, too
-        kind = Hdf5
+        from ups.userdata.readers.hdf5 import Hdf5 as kind
     elif first.startswith(b"CDF"):
         from ups.userdata.readers.xarray_files import NetCdf3 as kind
     elif first.startswith(b"\x93NUMPY"):

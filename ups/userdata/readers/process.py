@@ -21,9 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ups.common.files import DamagedError
+from ups.common.lazy import np
 from ups.common.place import ROOT, require_posix
 from ups.userdata.readers import budget
 from ups.userdata.readers.store import Store, Stored
@@ -199,13 +198,13 @@ class Foreign(Store):
     def group_names(self, group: str) -> list[str]:
         return self._once("group_names", group)
 
-    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+    def read(self, name: str, index: tuple = ()) -> "np.ndarray":
         found = self.array(name)
         if found is not None and math.prod(found.shape) <= SMALL:  # --describe reads many parts of these
             return self.small(name)[index].copy()
         return self._call("read", name, index)
 
-    def whole(self, name: str) -> np.ndarray:
+    def whole(self, name: str) -> "np.ndarray":
         if name not in self.numbers:
             self.numbers[name] = self._call("whole", name)
             self.numbers[name].flags.writeable = False

@@ -13,9 +13,8 @@ from types import ModuleType
 from typing import Any, Self, TypeVar
 from zipfile import BadZipFile
 
-import numpy as np
-
 from ups.common.files import DamagedError
+from ups.common.lazy import np
 from ups.common.text import require_plain_name
 from ups.userdata.readers import budget
 
@@ -27,7 +26,7 @@ MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
 CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 MARKS = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of zarr
-PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
+PARTS = ("real", "imag")  # of a complex array "psi", the arrays psi.real and psi.imag
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Stored:
     """One array of a file. axes: the names of its axes, () if the file does not tell."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: "np.dtype"
     axes: tuple[str, ...] = ()
 
 
@@ -87,7 +86,7 @@ def library(name: str, path: Path) -> ModuleType:
         ) from None
 
 
-def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
+def decoded(values: "np.ndarray", about: Mapping[str, Any], path: Path) -> "np.ndarray":
     """Packed numbers, decoded by xarray from the attributes of their array (CF conventions, 8.1 and 2.5.1);
     missing ones are NaN."""
     coding = {name: np.ravel(about[name]) for name in CODED if name in about}
@@ -102,7 +101,7 @@ def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndar
     return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
 
 
-def without_unwritten(values: np.ndarray) -> np.ndarray:
+def without_unwritten(values: "np.ndarray") -> "np.ndarray":
     """Numbers of netCDF with NaN where none was written, if no attribute names another number for that."""
     is_unwritten = values == UNWRITTEN if values.dtype.kind == "f" else np.False_
     return np.where(is_unwritten, values.dtype.type(np.nan), values) if is_unwritten.any() else values
@@ -165,10 +164,10 @@ class Store:
         found = {name: self.array(name) for name in names}
         return {name: array for name, array in found.items() if array is not None}
 
-    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+    def read(self, name: str, index: tuple = ()) -> "np.ndarray":
         whole, part = self._part(name)
         values = self._read(whole, index)
-        return PARTS[part](values) if part else values
+        return getattr(values, part) if part else values
 
     def _part(self, name: str) -> tuple[str, str]:
         """(The array that holds `name`, "real" or "imag", or "" for the whole array.)"""
@@ -187,7 +186,7 @@ class Store:
         """Raise ValueError if a part of an array was never written."""
         self._require_whole(self._part(name)[0])
 
-    def whole(self, name: str) -> np.ndarray:
+    def whole(self, name: str) -> "np.ndarray":
         """All numbers of an array. Raises ValueError if a part of it was never written."""
         self.require_whole(name)
         return self.read(name)
@@ -210,7 +209,7 @@ class Store:
     def _array(self, name: str) -> Stored | None:
         raise NotImplementedError
 
-    def _read(self, name: str, index: tuple) -> np.ndarray:
+    def _read(self, name: str, index: tuple) -> "np.ndarray":
         raise NotImplementedError
 
     def attributes(self, name: str = "") -> dict[str, Any]:
