@@ -27,19 +27,19 @@ def is_worth_training(scale: Tensor) -> bool:
 
 
 def relative_errors(
-    u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, values_per_mode: float = 1.0
+    u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, factor: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Means over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes,
     and of the same of the base, without a gradient.
 
     scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
     scale, samples would dominate that the base already solves; without LOSS_FLOOR, those that it solves to
-    rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval), and
-    their mean square is that of the field times values_per_mode.
+    rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval). factor:
+    values per mode, so that mean squares are those of the field, over the square of the unit of the errors.
     """
     axes = tuple(range(1, u_ref.ndim))
-    error = (u_pred - u_ref).square().mean(axes) * values_per_mode + LOSS_FLOOR**2
-    residual = (u_ref - u_base.detach()).square().mean(axes) * values_per_mode
+    error = (u_pred - u_ref).square().mean(axes) * factor + LOSS_FLOOR**2
+    residual = (u_ref - u_base.detach()).square().mean(axes) * factor
     unit = residual + scale**2 + 2 * LOSS_FLOOR**2
     network, base = ((2 * one / unit).sqrt().mean() for one in (error, residual + LOSS_FLOOR**2))
     return network, base
@@ -61,7 +61,8 @@ def operator_loss(
     for call in range(calls):
         target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
-        of_network, of_base = relative_errors(full, target, u_base, scale, values_per_mode)
+        factor = values_per_mode / head.base.size(u) ** 2
+        of_network, of_base = relative_errors(full, target, u_base, scale, factor)
         loss, network, base = loss + of_network, network + of_network.detach(), base + of_base
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]
