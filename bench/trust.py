@@ -20,8 +20,8 @@ band that covers 90 % of them, and the rank correlation of the stated with the t
 starts (of other amplitudes, of a coefficient: of other powers; of half the wave length; of other parameters
 where the base serves them; or the grid of bench/shift_grid.py): the area under the curve by which the verdict
 finds errors above 3 times the trained ones (the 90 % quantile), how many of them and of the others it
-refuses, and the fraction of stated errors within a factor of 2 where it does not. With 95 % intervals over
-starts.
+refuses, how many of them it calls fine, and the fraction of stated errors within a factor of 2 where it does
+not refuse. With 95 % intervals over starts.
 Writes bench/results/trust/KIND.json; the tables are made by bench/table.py.
 """
 
@@ -80,7 +80,7 @@ CONTEXT = 10  # frames before validated forecasts (evaluate.context_frames)
 # of other authors, steps in a frame (of py-pde: its tolerance), and films for training and validation
 NUM_STEPS, NUM_GIVEN = 10, 2000
 NUM_BOOTSTRAP, NUM_CORRECTED = 1000, 20
-FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")
+FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "fine", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
 
 
@@ -215,7 +215,7 @@ def of_solver(head: TaskHead) -> Iterator[Case]:
     solver = SOLVERS[head.name]
     values = head.facts.parameter_values if solver.parameter else [None]
     cases = [(value, NUM_STARTS // len(values)) for value in values]
-    cases += [(value, NUM_SHIFTED, *shift) for value in values for shift in SHIFTS]
+    cases += [(value, NUM_SHIFTED, *shift) for value in values for shift in SHIFTS if solver.integrate]
     if head.facts.parameters and not head.base.needs_fitted_parameters:
         cases += [(values[end] * factor, NUM_SHIFTED) for end, factor in zip((0, -1), FACTORS, strict=True)]
     spans = [*enumerate(head.facts.parameters.values())]
@@ -243,14 +243,16 @@ def of_author(head: TaskHead, u: np.ndarray) -> Iterator[Case]:
 
 
 def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
-    """(starts, 7): whether as trained, true and stated error, how far the verdict is past refusal, whether
-    the rollout is inside of the band, mean half width of this, largest error."""
+    """(starts, 8): whether as trained, true and stated error, how far the verdict is past refusal, whether
+    the rollout is inside of the band, mean half width of this, largest error, whether the verdict is fine."""
     is_trained, w, w_ref, raw = case
     band = Band(**head.facts.band)
     w_pred = model.operator.forecast(w, head.name, raw, w_ref.shape[1])
     given = model.operator, head.name, w, raw, w_pred, head.facts.network_weight, None
     s = band.expected(differences(*given))
     shape, (most, far) = (-1, *[1] * (w_pred.ndim - 1)), band.limits(head.extrapolates)
+    over = beyond(head, raw)
+    verdicts = [band.verdict(*one, head.extrapolates) for one in zip(s.tolist(), over.tolist(), strict=True)]
     profile = torch.tensor(band.profile).view(1, *w_pred.shape[1:3], *shape[3:])
     half = band.width * s.float().view(shape) * profile * local(head, w_pred)
     error = (w_pred - w_ref).abs().nan_to_num(math.inf)
@@ -258,10 +260,11 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
         torch.full_like(s, is_trained),
         error.double().square().flatten(1).mean(1).sqrt(),
         s,
-        torch.maximum(s / most, beyond(head, raw) / far),
+        torch.maximum(s / most, over / far),
         (error <= half).flatten(1).all(1),
         half.flatten(1).mean(1),
         error.flatten(1).amax(1),
+        torch.tensor([verdict == "fine" for verdict in verdicts]),
     )
     return torch.stack([column.double() for column in columns], 1).numpy()
 
@@ -269,8 +272,8 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
 def figures(rows: np.ndarray) -> np.ndarray:
     """The FIGURES of rows of `judged`; NaN where there are no shifted starts."""
     is_trained = rows[:, 0] == 1
-    _, true, stated, _, inside, width, most = rows[is_trained].T
-    _, every, said, alarm, *_ = rows[~is_trained].T
+    _, true, stated, _, inside, width, most, _ = rows[is_trained].T
+    _, every, said, alarm, *_, is_fine = rows[~is_trained].T
     bad, place = every > LARGE * np.quantile(true, LEVEL), math.ceil(LEVEL * (len(most) + 1)) - 1
     ranks, is_refused = rankdata(alarm), ~(alarm <= 1)  # NaN is
     with np.errstate(all="ignore"):
@@ -284,6 +287,7 @@ def figures(rows: np.ndarray) -> np.ndarray:
                 area,
                 is_refused[bad].mean(),
                 is_refused[~bad].mean(),
+                is_fine[bad].mean(),
                 close[~is_refused].mean(),
             ]
         )
