@@ -82,6 +82,7 @@ NUM_STEPS, NUM_GIVEN = 10, 2000
 NUM_BOOTSTRAP, NUM_CORRECTED = 1000, 20
 FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "fine", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
+Cases = Callable[[TaskHead], Iterator[Case]]
 
 
 def directions(u: Tensor) -> Tensor:
@@ -237,7 +238,7 @@ def of_grid(head: TaskHead) -> Iterator[Case]:
         yield False, head.codec.normalise(split.given), head.codec.normalise(split.truth), split.parameters
 
 
-def of_author(head: TaskHead, u: np.ndarray) -> Iterator[Case]:
+def of_author(u: np.ndarray, head: TaskHead) -> Iterator[Case]:
     w = head.codec.normalise(torch.from_numpy(u)[:, :, None])
     yield True, w[:, :1], w[:, 1:], torch.zeros(len(w), 0, dtype=torch.float64)
 
@@ -293,11 +294,11 @@ def figures(rows: np.ndarray) -> np.ndarray:
         )
 
 
-def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int) -> None:
+def kept(kind: str, run: Path, task: str, cases_of: Cases, num_films: int) -> None:
     """Score a task of a run, that has so many films, and keep it in bench/results/trust/KIND.json."""
     model, config = ups.load(run), load_config(run / "operator" / "config.yaml")
     head = model.operator.head(task)
-    rows = np.concatenate([judged(model, head, case) for case in cases])
+    rows = np.concatenate([judged(model, head, case) for case in cases_of(head)])
     source, found = np.random.default_rng(SEED), figures(rows)
     resampled = [figures(rows[source.integers(len(rows), size=len(rows))]) for _ in range(NUM_BOOTSTRAP)]
     ends = np.nanquantile(resampled, [0.025, 0.975], 0)
@@ -335,19 +336,17 @@ def main() -> None:
             facts_of = load_config(args.run / "operator" / "config.yaml").task
             for task in args.tasks or [name for name, head in heads.items() if head.facts.band]:
                 num = facts_of[task].num_trajectories * max(1, len(facts_of[task].parameters))
-                kept("starts", args.run, task, of_solver(heads[task]), num)
+                kept("starts", args.run, task, of_solver, num)
         for family in (args.tasks or FAMILIES) if args.grid else ():
-            config = training_config(family, CONFIG)
-            head = trained(folder, config, family, args.overrides).operator.head(family)
-            kept("grid", folder / family, family, of_grid(head), NUM_FILMS)
+            trained(folder, training_config(family, CONFIG), family, args.overrides)
+            kept("grid", folder / family, family, of_grid, NUM_FILMS)
         for author in (args.tasks or AUTHORS) if args.authors else ():
             path = folder / f"burgers_{author}.npz"
             given = [starts(NUM_CELLS, NUM_GIVEN + NUM_STARTS)]
             u = solve(author, args.python, path, [(NUM_CELLS, NUM_STEPS)], given)["u0"].astype(np.float32)
             write(path, {"u": u[:NUM_GIVEN]})
-            config = write_config(path, CONFIG, path.stem, DT)
-            head = trained(folder, config, path.stem, args.overrides).operator.head(path.stem)
-            kept("authors", folder / path.stem, path.stem, of_author(head, u[NUM_GIVEN:]), NUM_GIVEN)
+            trained(folder, write_config(path, CONFIG, path.stem, DT), path.stem, args.overrides)
+            kept("authors", folder / path.stem, path.stem, partial(of_author, u[NUM_GIVEN:]), NUM_GIVEN)
     if args.run or args.grid or args.authors:
         return
     model, rows = ups.load("pretrained"), []
