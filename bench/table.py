@@ -544,16 +544,16 @@ def climate(record: Record) -> Rows:
             yield where, label, field, variance, ", ".join(energy), with_ends(*memory)
 
 
-TRUST = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")  # figures of bench/trust.py
+TRUST = ("inside", "width", "rank", "auroc", "refused", "false", "fine", "within_2")  # of bench/trust.py
 BANDS = "task; base; calibrated on; starts; inside; of a calibration; width; rank; AUROC; refused; "
-BANDS += "false; within x 2"
+BANDS += "false; called fine; within x 2"
 
 
 @table("trust", "docs/trust.md", "trust", BANDS, order=("starts", "grid", "authors"))
 def trust(record: Record) -> Rows:
     """Bands and stated errors, on fresh and on shifted starts."""
     for one in record["entries"]:
-        inside, *figures = (with_ends(*one[name]) for name in TRUST)
+        inside, *figures = (with_ends(*one.get(name, [None] * 3)) for name in TRUST)
         expected = "{:.2f} to {:.2f}".format(*one["expected"])
         facts = one["key"]["column"], one["base"], str(one["key"]["calibrated_on"]), str(one["starts"])
         yield *facts, inside, expected, *figures

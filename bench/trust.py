@@ -20,8 +20,8 @@ band that covers 90 % of them, and the rank correlation of the stated with the t
 starts (of other amplitudes, of a coefficient: of other powers; of half the wave length; of other parameters
 where the base serves them; or the grid of bench/shift_grid.py): the area under the curve by which the verdict
 finds errors above 3 times the trained ones (the 90 % quantile), how many of them and of the others it
-refuses, and the fraction of stated errors within a factor of 2 where it does not. With 95 % intervals over
-starts.
+refuses, how many of them it calls fine, and the fraction of stated errors within a factor of 2 where it does
+not refuse. With 95 % intervals over starts.
 Writes bench/results/trust/KIND.json; the tables are made by bench/table.py.
 """
 
@@ -80,8 +80,9 @@ CONTEXT = 10  # frames before validated forecasts (evaluate.context_frames)
 # of other authors, steps in a frame (of py-pde: its tolerance), and films for training and validation
 NUM_STEPS, NUM_GIVEN = 10, 2000
 NUM_BOOTSTRAP, NUM_CORRECTED = 1000, 20
-FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "within_2")
+FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "fine", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
+Cases = Callable[[TaskHead], Iterator[Case]]
 
 
 def directions(u: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ def of_solver(head: TaskHead) -> Iterator[Case]:
     solver = SOLVERS[head.name]
     values = head.facts.parameter_values if solver.parameter else [None]
     cases = [(value, NUM_STARTS // len(values)) for value in values]
-    cases += [(value, NUM_SHIFTED, *shift) for value in values for shift in SHIFTS]
+    cases += [(value, NUM_SHIFTED, *shift) for value in values for shift in SHIFTS if solver.integrate]
     if head.facts.parameters and not head.base.needs_fitted_parameters:
         cases += [(values[end] * factor, NUM_SHIFTED) for end, factor in zip((0, -1), FACTORS, strict=True)]
     spans = [*enumerate(head.facts.parameters.values())]
@@ -237,20 +238,22 @@ def of_grid(head: TaskHead) -> Iterator[Case]:
         yield False, head.codec.normalise(split.given), head.codec.normalise(split.truth), split.parameters
 
 
-def of_author(head: TaskHead, u: np.ndarray) -> Iterator[Case]:
+def of_author(u: np.ndarray, head: TaskHead) -> Iterator[Case]:
     w = head.codec.normalise(torch.from_numpy(u)[:, :, None])
     yield True, w[:, :1], w[:, 1:], torch.zeros(len(w), 0, dtype=torch.float64)
 
 
 def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
-    """(starts, 7): whether as trained, true and stated error, how far the verdict is past refusal, whether
-    the rollout is inside of the band, mean half width of this, largest error."""
+    """(starts, 8): whether as trained, true and stated error, how far the verdict is past refusal, whether
+    the rollout is inside of the band, mean half width of this, largest error, whether the verdict is fine."""
     is_trained, w, w_ref, raw = case
     band = Band(**head.facts.band)
     w_pred = model.operator.forecast(w, head.name, raw, w_ref.shape[1])
     given = model.operator, head.name, w, raw, w_pred, head.facts.network_weight, None
     s = band.expected(differences(*given))
     shape, (most, far) = (-1, *[1] * (w_pred.ndim - 1)), band.limits(head.extrapolates)
+    over = beyond(head, raw)
+    verdicts = [band.verdict(*one, head.extrapolates) for one in zip(s.tolist(), over.tolist(), strict=True)]
     profile = torch.tensor(band.profile).view(1, *w_pred.shape[1:3], *shape[3:])
     half = band.width * s.float().view(shape) * profile * local(head, w_pred)
     error = (w_pred - w_ref).abs().nan_to_num(math.inf)
@@ -258,10 +261,11 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
         torch.full_like(s, is_trained),
         error.double().square().flatten(1).mean(1).sqrt(),
         s,
-        torch.maximum(s / most, beyond(head, raw) / far),
+        torch.maximum(s / most, over / far),
         (error <= half).flatten(1).all(1),
         half.flatten(1).mean(1),
         error.flatten(1).amax(1),
+        torch.tensor([verdict == "fine" for verdict in verdicts]),
     )
     return torch.stack([column.double() for column in columns], 1).numpy()
 
@@ -269,8 +273,8 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
 def figures(rows: np.ndarray) -> np.ndarray:
     """The FIGURES of rows of `judged`; NaN where there are no shifted starts."""
     is_trained = rows[:, 0] == 1
-    _, true, stated, _, inside, width, most = rows[is_trained].T
-    _, every, said, alarm, *_ = rows[~is_trained].T
+    _, true, stated, _, inside, width, most, _ = rows[is_trained].T
+    _, every, said, alarm, *_, is_fine = rows[~is_trained].T
     bad, place = every > LARGE * np.quantile(true, LEVEL), math.ceil(LEVEL * (len(most) + 1)) - 1
     ranks, is_refused = rankdata(alarm), ~(alarm <= 1)  # NaN is
     with np.errstate(all="ignore"):
@@ -284,16 +288,17 @@ def figures(rows: np.ndarray) -> np.ndarray:
                 area,
                 is_refused[bad].mean(),
                 is_refused[~bad].mean(),
+                is_fine[bad].mean(),
                 close[~is_refused].mean(),
             ]
         )
 
 
-def kept(kind: str, run: Path, task: str, cases: Iterator[Case], num_films: int) -> None:
+def kept(kind: str, run: Path, task: str, cases_of: Cases, num_films: int) -> None:
     """Score a task of a run, that has so many films, and keep it in bench/results/trust/KIND.json."""
     model, config = ups.load(run), load_config(run / "operator" / "config.yaml")
     head = model.operator.head(task)
-    rows = np.concatenate([judged(model, head, case) for case in cases])
+    rows = np.concatenate([judged(model, head, case) for case in cases_of(head)])
     source, found = np.random.default_rng(SEED), figures(rows)
     resampled = [figures(rows[source.integers(len(rows), size=len(rows))]) for _ in range(NUM_BOOTSTRAP)]
     ends = np.nanquantile(resampled, [0.025, 0.975], 0)
@@ -331,19 +336,17 @@ def main() -> None:
             facts_of = load_config(args.run / "operator" / "config.yaml").task
             for task in args.tasks or [name for name, head in heads.items() if head.facts.band]:
                 num = facts_of[task].num_trajectories * max(1, len(facts_of[task].parameters))
-                kept("starts", args.run, task, of_solver(heads[task]), num)
+                kept("starts", args.run, task, of_solver, num)
         for family in (args.tasks or FAMILIES) if args.grid else ():
-            config = training_config(family, CONFIG)
-            head = trained(folder, config, family, args.overrides).operator.head(family)
-            kept("grid", folder / family, family, of_grid(head), NUM_FILMS)
+            trained(folder, training_config(family, CONFIG), family, args.overrides)
+            kept("grid", folder / family, family, of_grid, NUM_FILMS)
         for author in (args.tasks or AUTHORS) if args.authors else ():
             path = folder / f"burgers_{author}.npz"
             given = [starts(NUM_CELLS, NUM_GIVEN + NUM_STARTS)]
             u = solve(author, args.python, path, [(NUM_CELLS, NUM_STEPS)], given)["u0"].astype(np.float32)
             write(path, {"u": u[:NUM_GIVEN]})
-            config = write_config(path, CONFIG, path.stem, DT)
-            head = trained(folder, config, path.stem, args.overrides).operator.head(path.stem)
-            kept("authors", folder / path.stem, path.stem, of_author(head, u[NUM_GIVEN:]), NUM_GIVEN)
+            trained(folder, write_config(path, CONFIG, path.stem, DT), path.stem, args.overrides)
+            kept("authors", folder / path.stem, path.stem, partial(of_author, u[NUM_GIVEN:]), NUM_GIVEN)
     if args.run or args.grid or args.authors:
         return
     model, rows = ups.load("pretrained"), []

@@ -16,6 +16,7 @@ from ups.models.band import Band, calibrated, differences, numbers_of
 from ups.models.facts import HeadFacts
 from ups.report.sections import trust_section
 from ups.results import Entry
+from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
 NUM_FRAMES = 6
@@ -115,6 +116,13 @@ def test_too_few_rollouts_or_starts_and_errors_that_are_not_finite_give_no_band(
     assert calibrated(found[:19], torch.arange(19), 1, 3) is None
     assert calibrated(found, torch.zeros(40), 1, 3) is None  # the halves would be the same start
     assert calibrated(found.log().log(), torch.arange(40), 1, 3) is None  # NaN
+
+
+def test_rounding_of_fields_that_are_copied_from_the_start_is_no_error():
+    w = torch.rand(4, 2, 5, 8, 8)
+    found = numbers_of(SimpleNamespace(task=get_task("ns_incom2d")), w, torch.ones(2, 4, 2, 5), w + 1e-3)
+    most = found[:, 1:11].view(4, 2, 5)
+    assert (most[..., :3] > 0).all() and not most[..., 3:].any()
 
 
 def test_the_report_says_how_far_bands_hold_and_errors_rank(monkeypatch):

@@ -12,6 +12,7 @@ from ups.forecast_xarray import Field
 from ups.models.band import ALARM, FAR, LEVEL, MIN_ROWS, Band, local
 from ups.models.facts import AGAIN
 from ups.models.head import SAME, TaskHead
+from ups.select import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def banded(
     profile = torch.cat([profile, torch.zeros_like(profile[:1]).expand(num_frames, -1)])[:num_frames]
     s = band.expected(difference)
     scale = s.float().view(shape) * profile.view(1, *profile.shape, *shape[3:]) * local(head, w_pred)
+    scale[:, :, len(head.task.moving) :] = ROUNDING  # fields that are copied from the start
 
     def end(width: float) -> Field:
         u = in_units(head, head.codec.denormalise(w_pred + width * scale), given)

@@ -135,6 +135,7 @@ def differences(
         squares.append((move(w_pred, head.codec) - w_twin).double().square().flatten(3).mean(3))
     by_steps = torch.zeros_like(squares[-1]) if refined is None else squares.pop()
     apart = (sum(squares) / len(squares)).sqrt().nan_to_num(HUGE).clamp(TINY, HUGE)
+    apart[:, :, len(head.task.moving) :] = 0  # copied from the start
     return torch.stack([apart, by_steps.sqrt().nan_to_num(HUGE).clamp_max(HUGE)])
 
 
@@ -150,8 +151,10 @@ def local(head: TaskHead, w_pred: Tensor) -> Tensor:
 
 def numbers_of(head: TaskHead, w_pred: Tensor, difference: Tensor, w_ref: Tensor) -> Tensor:
     """(rows, numbers), float64, of normalised rollouts: the RMS error; in every frame and field the
-    largest error over `local`, the one that LEVEL of the cells do not exceed, and `differences`."""
+    largest error over `local`, the one that LEVEL of the cells do not exceed, and `differences`. Fields that
+    are constant in time are copied from the start; the rounding of the cache there is no error."""
     error = w_pred - w_ref
+    error[:, :, len(head.task.moving) :] = 0
     relative = (error.abs() / local(head, w_pred)).flatten(3).sort(3)[0].double()
     some = relative[..., math.ceil(LEVEL * relative.shape[3]) - 1]
     rms = error.double().square().flatten(1).mean(1, keepdim=True).sqrt()
@@ -192,7 +195,7 @@ def calibrated(found: Tensor, groups: Tensor, num_fields: int, num_frames: int) 
     size = num_frames * num_fields
     rms, most, some, difference, refined = found.split([1, *4 * [size]], 1)
     difference, refined = (one.view(-1, num_frames, num_fields) for one in (difference, refined))
-    twin = difference[is_first].square().mean(0).sqrt()
+    twin = difference[is_first].square().mean(0).sqrt().clamp_min(TINY)
     numerics = float(refined[is_first].square().mean((1, 2)).sqrt().quantile(LEVEL))
     s = size_of(difference, twin)[:, None]
     factor = (rms.clamp_min(TINY) / s)[is_first].log().mean().exp()
