@@ -1,14 +1,15 @@
 """Fit of `WaveLimits` to the residuals of an operator and the samples of a trained network."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.common.device import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
-from ups.generative.limits import WaveLimits
+from ups.generative.limits import RANKS, WaveLimits
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import KEYS, Sampler
 from ups.training.fit import RanksOfRun
@@ -18,37 +19,31 @@ SIZE = 64  # reserved states in a batch
 RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power in short waves
 SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
 
-
-def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: RanksOfRun) -> Tensor:
-    """Set the silent waves, and return the `WaveLimits.moments` of residuals as (mean, standard error) (2, 3,
-    channels, shells). A collective."""
-
-    def state_power(number: int) -> Tensor:
-        r, tokens, _ = _batch(source, seed, number)
-        return limits.power(_field(source, source.prediction(tokens) + r)).sum(0)
-
-    def residual_moments(number: int) -> Tensor:
-        r, tokens, _ = _batch(source, seed, number)
-        return _moments(limits.moments(_field(source, source.prediction(tokens)), _field(source, r)))
-
-    limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
-    shape = (2, 3, limits.gains.shape[3], limits.num_shells)
-    return _mean_and_error(_total(source, shape, residual_moments, RESIDUAL_BATCHES, ranks), RESIDUAL_BATCHES)
+Draws = tuple[Tensor, Tensor, Tensor]  # fields (n, channels, *space): r, predictions, and r by whose size
 
 
 def fit_gains(
-    samplers: Mapping[str, Sampler],
-    source: TransientResiduals,
-    residual_moments: Tensor,
-    seed: int,
-    ranks: RanksOfRun,
+    samplers: Mapping[str, Sampler], source: TransientResiduals, seed: int, ranks: RanksOfRun
 ) -> None:
-    """Set the gains of a task's head for observed states, by residual_moments of `measure_residuals`. They
-    also apply to sampled states, until those have their own. A collective."""
-    moments = _sample_moments(samplers, source, 0.0, seed, ranks)
-    for sampler, sampled in zip(samplers.values(), moments, strict=True):
-        limits = sampler.network.heads[source.name].limits
-        limits.set_gains(residual_moments, sampled, sampler.evaluations, is_sampled=False)
+    """Set the silent waves of a task's head, and its gains for observed states. They also apply to sampled
+    states, until those have their own. A collective."""
+    limits = next(iter(samplers.values())).network.heads[source.name].limits
+
+    def residuals(number: int) -> Draws:
+        r, tokens, _ = _batch(source, seed, number)
+        r, w_pred = _field(source, r), _field(source, source.prediction(tokens))
+        return r, w_pred, r
+
+    def state_power(number: int) -> Tensor:
+        r, w_pred, _ = residuals(number)
+        return limits.power(w_pred + r).sum(0)
+
+    limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
+    wanted, _ = _by_group(limits, source, residuals, RESIDUAL_BATCHES, ranks)
+    for sampler in samplers.values():
+        samples = partial(_samples, sampler, source, 0.0, seed)
+        found = _by_group(limits, source, samples, SAMPLE_BATCHES, ranks)
+        limits.set_gains(wanted, *found, sampler.evaluations, is_sampled=False)
 
 
 def fit_gains_of_sampled_states(
@@ -61,38 +56,66 @@ def fit_gains_of_sampled_states(
     head = next(iter(samplers.values())).network.heads[source.name]
     if head.sample_error == 0:
         return  # the gains for observed states apply
-    wanted = _sample_moments(samplers, source, 0.0, seed, ranks, is_limited=True)
-    found = _sample_moments(samplers, source, head.sample_error, seed, ranks)
-    for sampler, *pair in zip(samplers.values(), wanted, found, strict=True):
-        for _, error in pair:
+    for sampler in samplers.values():
+        told = partial(_samples, sampler, source, head.sample_error, seed)
+        exact = partial(_samples, sampler, source, 0.0, seed, is_limited=True)
+        (wanted, _), (found, ends) = (
+            _by_group(head.limits, source, of, SAMPLE_BATCHES, ranks)
+            for of in (lambda number: (*exact(number)[:2], told(number)[2]), told)  # noqa: B023
+        )
+        for _, error in (wanted, found):
             error.zero_()  # the states and the noise are the same: no difference is chance
-        head.limits.set_gains(*pair, sampler.evaluations, is_sampled=True)
+        head.limits.set_gains(wanted, found, ends, sampler.evaluations, is_sampled=True)
 
 
-def _sample_moments(
-    samplers: Mapping[str, Sampler],
+def _samples(
+    sampler: Sampler,
     source: TransientResiduals,
     size: float,
     seed: int,
-    ranks: RanksOfRun,
+    number: int,
     is_limited: bool = False,
-) -> list[Tensor]:
-    """For every sampler the `WaveLimits.moments` of its samples at reserved states, which it is told to have
-    an error of this size, as those of `measure_residuals`."""
-    limits = next(iter(samplers.values())).network.heads[source.name].limits
-    shape = (len(samplers), 2, 3, limits.gains.shape[3], limits.num_shells)
+) -> Draws:
+    """Samples at reserved states, which the sampler is told to have an error of this size."""
+    r, tokens, facts = _batch(source, seed, number)
+    facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
+    rngs = [generator(seed, "limits", key, number) for key in KEYS]
+    noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
+    r = _field(source, sampler.residual(source, tokens, facts, *noises, is_limited=is_limited))
+    return r, _field(source, source.prediction(tokens)), r
 
-    def moments(number: int) -> Tensor:
-        r, tokens, facts = _batch(source, seed, number)
-        facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
-        rngs = [generator(seed, "limits", key, number) for key in KEYS]
-        noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
-        given, w_pred = (source, tokens, facts, *noises), _field(source, source.prediction(tokens))
-        samples = [one.residual(*given, is_limited=is_limited) for one in samplers.values()]
-        return torch.stack([_moments(limits.moments(w_pred, _field(source, r))) for r in samples])
 
-    total = _total(source, shape, moments, SAMPLE_BATCHES, ranks)
-    return [_mean_and_error(sums, SAMPLE_BATCHES) for sums in total]
+def _by_group(
+    limits: WaveLimits,
+    source: TransientResiduals,
+    draws: Callable[[int], Draws],
+    batches: int,
+    ranks: RanksOfRun,
+) -> tuple[Tensor, Tensor]:
+    """(`WaveLimits.moments` as (mean, standard error) (2, 3, groups + 1, channels, shells), the last of
+    all, ends of the groups) of the draws of all batches. A collective."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}  # of this rank
+
+    def sizes(number: int) -> Tensor:
+        r, w_pred, sorting = draws(number)
+        found[number] = limits.size(sorting), limits.moments(w_pred, r)
+        every = torch.zeros(batches, SIZE, device=r.device)
+        every[number] = found[number][0]
+        return every
+
+    def sums(number: int) -> Tensor:
+        size, values = found[number]
+        member = nn.functional.one_hot(torch.bucketize(size, ends), len(RANKS) + 2).to(values)
+        member[:, -1] = 1  # all
+        powers = torch.stack([torch.ones_like(values), values, values.square()])
+        return torch.einsum("ng,knm...->kmg...", member, powers)
+
+    ends = _total(source, (batches, SIZE), sizes, batches, ranks).flatten()
+    ends = torch.quantile(ends, ends.new_tensor(RANKS)).float()
+    shape = (3, 3, len(RANKS) + 2, limits.gains.shape[-2], limits.num_shells)
+    count, mean, square = _total(source, shape, sums, batches, ranks)
+    mean, square = mean / count.clamp_min(1), square / count.clamp_min(1)
+    return torch.stack([mean, ((square - mean.square()).clamp_min(0) / count.clamp_min(1)).sqrt()]), ends
 
 
 def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,17 +127,6 @@ def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, 
 def _field(source: TransientResiduals, r: Tensor) -> Tensor:
     """The frames of r as channels, (batch, bundle * C, *space)."""
     return source.decode(r).flatten(1, 2)
-
-
-def _moments(values: Tensor) -> Tensor:
-    """Sums over rows of values and of their squares (2, ...)."""
-    return torch.stack([values.sum(0), values.square().sum(0)])
-
-
-def _mean_and_error(sums: Tensor, batches: int) -> Tensor:
-    """The mean and its standard error, from `_moments` summed over batches."""
-    mean, square = sums / (batches * SIZE)
-    return torch.stack([mean, ((square - mean.square()).clamp_min(0) / (batches * SIZE)).sqrt()])
 
 
 def _total(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.common.files import DamagedError
 from ups.common.place import make_target
-from ups.generative.fit_limits import fit_gains, fit_gains_of_sampled_states, measure_residuals
+from ups.generative.fit_limits import fit_gains, fit_gains_of_sampled_states
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
@@ -48,9 +48,8 @@ def validate_samplers(
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
-    for name, source in residuals.items():
-        moments = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, moments, seed, ranks)
+    for source in residuals.values():
+        fit_gains(samplers, source, seed, ranks)
     is_trained = any(source.perturbed for source in residuals.values())  # on states with errors
     decisions = _select_errors(trained, residuals, contexts, seed, ranks) if is_trained else {}
     for name, source in residuals.items():
