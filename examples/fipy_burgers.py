@@ -2,7 +2,7 @@
 
     make corrector SOLVER=examples.fipy_burgers:coarse FINE=examples.fipy_burgers:fine \
         STARTS=examples.fipy_burgers:starts RUN=burgers_fipy \
-        OPTIONS="--dt 0.05 --length 16 --symmetries shift --ratio 8 --horizons 3" \
+        OPTIONS="--dt 0.05 --length 16 --symmetries shift,mirror --vector u --ratio 8 --horizons 3" \
         ARGS="operator.train.batch_size=2 operator.train.steps=1600"
     python examples/fipy_burgers.py                # with its weights
 """

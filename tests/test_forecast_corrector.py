@@ -30,8 +30,10 @@ from ups.forecast_corrector import CHECKS, OF_CALL, StepCorrector
 from ups.forecast_start import Start
 from ups.forecaster import Forecaster
 from ups.models.base_selection import fitted_state, select_base
+from ups.models.bases.solver import LEAST_SIZE
 from ups.models.head import TaskHead
 from ups.models.head_setup import build_operator
+from ups.models.loss import operator_loss, relative_error
 from ups.models.rollout import NUM_FIRST_CALLS
 from ups_solvers import SOLVERS
 
@@ -237,6 +239,24 @@ def test_what_it_was_not_trained_for_is_refused(trained):
     assert model.operator.use_solvers(coarse).heads["waves"].base.step is coarse  # one for all tasks
 
 
+def test_errors_in_training_are_relative_to_the_size_of_the_state(trained):
+    """Of a state and of one with a hundredth of its variation, whose loss would be that of no error."""
+    model, u = trained
+    head, codec = model.operator.heads["waves"], model.operator.heads["waves"].codec
+    w = codec.normalise(torch.from_numpy(u[:2])).float()[:, None]
+    target = w.roll(1, -1)
+    parameters = head.parameter_batch(torch.zeros(2, 0))
+    for factor, unit in ((0.5, 0.5), (0.01, LEAST_SIZE)):
+        some, later = factor * w, factor * target
+        full, base = model.operator.step(some, "waves", parameters)
+        size = some.square().mean((1, 2, 3)).sqrt().clamp_min(LEAST_SIZE).view(-1, 1, 1, 1)
+        assert size.min() == LEAST_SIZE or unit == factor
+        expected = relative_error(full / size, later / size, base / size, head.scale.expand(2))
+        loss, _ = operator_loss(model.operator, "waves", some, later, parameters)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+        assert float(loss) > 1.05 * float(relative_error(full, later, base, head.scale.expand(2)))
+
+
 # ---- data of the user's solvers, and what a corrector costs (`make corrector`)
 
 TWO_SOLVERS = """
@@ -260,7 +280,7 @@ def options(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     names = {"solver": "fine", "fine": "fine", "starts": "starts"}
     words = [f"--{name}=two_solvers:{function}" for name, function in names.items()]
-    yield [*words, f"--folder={tmp_path / 'mine'}", "--fields=u,v", "--frames=3", "--dt=0.5"]
+    yield [*words, f"--folder={tmp_path / 'mine'}", "--fields=u,v", "--vector=u", "--frames=3", "--dt=0.5"]
     sys.modules.pop("two_solvers", None)
 
 
@@ -279,8 +299,8 @@ def test_data_are_the_restricted_fine_solution_and_an_interrupted_run_continues(
     solvers.calls.clear()
     corrector_data.main(options)
     assert solvers.calls == [4, 4] and parts[1].read_bytes() == before
-    config = load_config(tmp_path / "mine" / "mine.yaml")
-    assert (config.task["mine"].solver, config.task["mine"].history) == ("two_solvers:fine", 1)
+    task = load_config(tmp_path / "mine" / "mine.yaml").task["mine"]
+    assert (task.solver, task.history, task.vector) == ("two_solvers:fine", 1, ["u"])
     with pytest.raises(ValueError, match="holds data of another restrict; expected the same functions"):
         corrector_data.main([*options, "--restrict=points"])
     points = corrector_data.restricted(solvers.starts(), 4, "points")

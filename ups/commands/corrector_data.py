@@ -50,6 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--length": {"type": float, "default": 1.0, "help": "of the domain along each axis"},
     "--restrict": {"choices": ("means", "points", "waves"), "default": "means", "help": "to the coarse grid"},
     "--symmetries": {"default": "", "help": "of the solver: shift, or shift,mirror"},
+    "--vector": {"default": "", "help": "fields whose sign a mirror changes, one per axis: u,v"},
     "--fields": {"default": "u", "help": "names of the channels: u,v"},
     "--break-even": {"metavar": "RUN", "type": Path, "help": "measure a finished run instead"},
 }
@@ -172,7 +173,8 @@ def write_config(args: Any, space: Sequence[int]) -> None:
         "boundary": args.boundary,
         "domain": {axis: [0, args.length] for axis in axes},
         "dt": args.dt,
-        "symmetries": [name for name in args.symmetries.split(",") if name],
+        "symmetries": list(filter(None, args.symmetries.split(","))),
+        "vector": list(filter(None, args.vector.split(","))),
         "history": 1,
         # a coarse solver errs locally: validation errors are 0.65 and 0.90 of those with patches of 4
         "patch": math.gcd(2, *(size // args.ratio for size in space)),

@@ -27,18 +27,18 @@ def is_worth_training(scale: Tensor) -> bool:
 
 
 def relative_error(
-    u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, values_per_mode: float = 1.0
+    u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, factor: float | Tensor = 1.0
 ) -> Tensor:
     """Mean over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes.
 
     scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
     scale, samples would dominate that the base already solves; without LOSS_FLOOR, those that it solves to
-    rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval), and
-    their mean square is that of the field times values_per_mode.
+    rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval). factor:
+    values per mode, so that mean squares are those of the field, over the square of the unit of the errors.
     """
     axes = tuple(range(1, u_ref.ndim))
-    error = (u_pred - u_ref).square().mean(axes) * values_per_mode + LOSS_FLOOR**2
-    residual = (u_ref - u_base.detach()).square().mean(axes) * values_per_mode
+    error = (u_pred - u_ref).square().mean(axes) * factor + LOSS_FLOOR**2
+    residual = (u_ref - u_base.detach()).square().mean(axes) * factor
     return (2 * error / (residual + scale**2 + 2 * LOSS_FLOOR**2)).sqrt().mean()
 
 
@@ -58,8 +58,9 @@ def operator_loss(
     for call in range(calls):
         target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
-        network_error = relative_error(full, target, u_base, scale, values_per_mode)
-        base_error = relative_error(u_base, target, u_base, scale, values_per_mode)
+        factor = values_per_mode / head.base.size(u) ** 2
+        network_error = relative_error(full, target, u_base, scale, factor)
+        base_error = relative_error(u_base, target, u_base, scale, factor)
         loss = loss + network_error
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:

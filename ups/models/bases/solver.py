@@ -15,6 +15,7 @@ from ups.common.graphs import refuse_recording
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 NUM_WINDOWS = 256  # of training, whose changes are measured
+LEAST_SIZE = 0.1  # of a state in the loss, relative to the training data: smaller ones count no more
 PASS = (
     "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
     "solvers={TASK: step}), or ups forecast --solver TASK=MODULE:FUNCTION."
@@ -98,6 +99,10 @@ class Solver(Base):
         decayed state."""
         change = (u_base[:, 0] - u[:, -1]).flatten(1).square().mean(1).clamp_min(1e-20).sqrt()
         return (change / self.least_change.clamp_min(1e-10)).clamp_max(1.0)
+
+    def size(self, u: Tensor) -> Tensor:
+        """The RMS of the last frame: a small or decayed state counts as much as a large one."""
+        return u[:, -1].detach().flatten(1).square().mean(1).sqrt().clamp_min(LEAST_SIZE)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """u with `function` applied to the channels that are normalised by their logarithms."""
