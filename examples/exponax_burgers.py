@@ -2,8 +2,10 @@
 
     make corrector SOLVER=examples.exponax_burgers:coarse FINE=examples.exponax_burgers:fine \
         STARTS=examples.exponax_burgers:starts RUN=burgers_exponax \
-        OPTIONS="--dt 0.25 --frames 17 --length 128 --symmetries shift --ratio 8" \
-        ARGS="operator.train.batch_size=1 operator.train.steps=1000"
+        OPTIONS="--dt 0.25 --frames 17 --length 128 --ratio 8 --horizons 3 \
+        --symmetries shift,mirror --vector u" \
+        ARGS="operator.train.batch_size=1 operator.train.steps=1200 operator.unroll_fraction=0.2 \
+        operator.model.width=64"
     python examples/exponax_burgers.py             # with its weights
 """
 
@@ -33,7 +35,7 @@ def step(u):
 coarse = fine = step  # the grid is that of u
 
 
-def starts(num: int = 6, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
+def starts(num: int = 9, cells: int = 2 * FULL, seed: int = 0) -> np.ndarray:
     """Sums of waves of at least a quarter, largest values 0.3 to 1."""
     draw, x = np.random.default_rng(seed), (np.arange(cells) + 0.5) / cells
     u = np.zeros((num, cells))
