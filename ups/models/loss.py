@@ -41,8 +41,8 @@ def relative_errors(
     error = (u_pred - u_ref).square().mean(axes) * factor + LOSS_FLOOR**2
     residual = (u_ref - u_base.detach()).square().mean(axes) * factor
     unit = residual + scale**2 + 2 * LOSS_FLOOR**2
-    network, base = ((2 * one / unit).sqrt().mean() for one in (error, residual + LOSS_FLOOR**2))
-    return network, base
+    of_base = residual + LOSS_FLOOR**2
+    return (2 * error / unit).sqrt().mean(), (2 * of_base / unit).sqrt().mean()
 
 
 def operator_loss(
