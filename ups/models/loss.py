@@ -61,7 +61,9 @@ def operator_loss(
     for call in range(calls):
         target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
         full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
-        factor = values_per_mode / head.base.size(u) ** 2
+        factor = values_per_mode
+        if head.base.is_user_solver:
+            factor = factor / head.base.size(u) ** 2
         of_network, of_base = relative_errors(full, target, u_base, scale, factor)
         loss, network, base = loss + of_network, network + of_network.detach(), base + of_base
         if call + 1 < calls:

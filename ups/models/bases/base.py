@@ -227,11 +227,6 @@ class Base(nn.Module):
         change in the frames after them; a rollout calls it once."""
         return parameters
 
-    def size(self, u: Tensor) -> Tensor | float:
-        """What the errors of a step from u (batch, frames, C, *space) are relative to in training, (batch,)
-        or 1."""
-        return 1.0
-
     def unbounded(self) -> "Base":
         """The base without its bounds on the state."""
         return self

@@ -101,7 +101,8 @@ class Solver(Base):
         return (change / self.least_change.clamp_min(1e-10)).clamp_max(1.0)
 
     def size(self, u: Tensor) -> Tensor:
-        """The RMS of the last frame: a small or decayed state counts as much as a large one."""
+        """What the errors of a step from u (batch, frames, C, *space) are relative to in training, (batch,):
+        the RMS of the last frame, so that a small or decayed state counts as much as a large one."""
         return u[:, -1].detach().flatten(1).square().mean(1).sqrt().clamp_min(LEAST_SIZE)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
