@@ -123,7 +123,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
             f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
             f"sampler. Run {make_target(stage)}."
         )
-    for task in (name for name, head in network.heads.items() if head.waves is not None):
+    for task in (task for task, head in network.heads.items() if head.waves is not None):
         wanted = StateConditions(operator, task).description
         _require_fit(network.heads[task].facts.described(), wanted, run_dir / stage)
     return Sampler(network, evaluations)
