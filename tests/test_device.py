@@ -505,10 +505,10 @@ LAUNCHES_OF_FRAME = {
     ("forecast", "advection1d"): (85, 10),
     ("forecast", "burgers1d"): (93, 10),
     ("forecast", "diff_react2d"): (109, 9),
-    ("corrector", "burgers1d"): (541, 30),
-    ("student_1", "burgers1d"): (278, 30),
-    ("student_2", "burgers1d"): (372, 30),
-    ("waves", "burgers1d"): (194, 30),
+    ("corrector", "burgers1d"): (533, 30),
+    ("student_1", "burgers1d"): (270, 30),
+    ("student_2", "burgers1d"): (364, 30),
+    ("waves", "burgers1d"): (186, 30),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ups.generative.conditions import encode_error
 from ups.generative.corrector import ResidualBatch
 from ups.generative.fit_limits import RESIDUAL_BATCHES, SAMPLE_BATCHES, LimitFit
-from ups.generative.limits import LARGEST, RANKS, WaveLimits
+from ups.generative.limits import LARGEST, WaveLimits
 from ups.models.constraints import Shells, WaveBounds
 from ups.models.head_setup import strongest_waves
 from ups_discovery.seeds import generator
@@ -169,7 +169,8 @@ def test_correct_samples_stay_as_they_are():
     way = Way(source, white=0.0)
     fit(way, source)
     limits = way.network.heads["flow"].limits
-    pull, gain = limits.gains[0, 0, :, :, 0, 1:6].unbind(1)
+    waves = [limits.shells.tolist().index(shell) for shell in range(1, 6)]
+    pull, gain = limits.gains[0, 0, :, 0, waves]
     assert (gain == 1).float().mean() >= 0.8 and (gain - 1).abs().max() < 0.2  # 3 standard errors each
     assert (pull == 0).float().mean() >= 0.8 and pull.abs().max() < 0.1
 
@@ -200,32 +201,6 @@ def test_what_a_prediction_has_too_much_is_taken_away_though_samples_do_not_know
     assert ((powers(limits, prediction + found)[:, 1:6] / state).log().abs() < 0.2).all()
 
 
-def test_samples_with_an_event_keep_its_waves_and_others_lose_those_of_errors():
-    def is_event(noise: Tensor) -> Tensor:
-        return noise.flatten(1)[:, :1, None] > 0
-
-    class Rare(Source):
-        def batch(self, *args) -> ResidualBatch:
-            r, tokens, facts, _ = super().batch(*args)
-            return ResidualBatch(
-                r * is_event(noise(len(r), 1, key=args[-1].initial_seed() + 3)), tokens, facts
-            )
-
-    class Kicks(Way):
-        def residual(self, source, tokens, facts, noise, second, is_limited: bool = True) -> Tensor:
-            r = super().residual(source, tokens, facts, noise, second, is_limited=False)
-            return r * is_event(second) + 0.03 * second
-
-    source = Rare("periodic", (48,), 1)
-    way = Kicks(source, white=0.0)
-    fit(way, source)
-    r, drawn, found, _ = limited(way, source, 0.0, 3)
-    limits, events = way.network.heads["flow"].limits, is_event(noise(*r.shape, key=4)).flatten()
-    chosen = (found[events], r, found[~events], drawn[~events])
-    kept, before, lost, error = (powers(limits, w)[0, 3:6] for w in chosen)
-    assert ((0.5 * kept / before).log().abs() < 0.3).all() and (lost < 0.2 * error).all()
-
-
 def test_samples_of_sampled_states_have_the_moments_of_those_of_observed_ones():
     """The damping of a frame is within three standard errors of residuals, and 10 % of the power in ten."""
     source = Source("periodic", (48,), 1)
@@ -243,14 +218,14 @@ def test_samples_of_sampled_states_have_the_moments_of_those_of_observed_ones():
     (_, observed), (damped, sampled) = slopes
     assert (damped - 1.5 * observed).max() < -0.8 * DAMPING
     assert (sampled - observed).abs().max() < 0.2 * DAMPING, sampled - observed
-    pull, gain = limits.gains[1].unbind(2)  # two evaluations were not fitted
+    pull, gain = limits.gains[1][..., ~limits.is_silent].unbind(1)  # two evaluations were not fitted
     assert not pull.any() and (gain == 1).all()
 
 
 def moments(energy: float, error: float) -> Tensor:
-    """Moments of residuals that do not depend on the prediction, in all groups."""
+    """Moments of residuals that do not depend on the prediction."""
     mean = torch.tensor([1.0, 0.0, energy])
-    return torch.stack([mean, error * mean]).view(2, 3, 1, 1, 1).expand(-1, -1, len(RANKS) + 2, 1, 9)
+    return torch.stack([mean, error * mean]).view(2, 3, 1, 1).expand(-1, -1, 1, 9)
 
 
 def test_the_gain_of_a_shell_is_significant_or_one():
@@ -262,8 +237,8 @@ def test_the_gain_of_a_shell_is_significant_or_one():
         (0.5, 0.5, 1.0),
         (1e-6, 0.01, LARGEST),  # noise is not made from next to nothing
     ):
-        limits.set_gains(moments(1.0, error), moments(ratio, error), torch.zeros(len(RANKS)), 2, False)
-        pull, gain = limits.gains[1].unbind(2)
+        limits.set_gains(moments(1.0, error), moments(ratio, error), 2, False)
+        pull, gain = limits.gains[1].unbind(1)
         torch.testing.assert_close(gain, torch.full_like(gain, expected))
         assert not pull.any()
 
