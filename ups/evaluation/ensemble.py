@@ -234,7 +234,7 @@ def one_step(
         u_ref = source.decode(r) + (u - codec.decode(kept))
         parts.append((r, u_ref, *samples))
         if num_exact and truth.task.has_known_law:
-            num = affordable(num_exact, u_ref[:1].expand(count, *u_ref.shape[1:]))
+            num = affordable(num_exact, count * u_ref[0].nbytes)
             now, numbers = truth.frames(rows, frames - 1, 1)[:, 0], rows * cache.num_frames + frames
             drawn = truth.draws(rows, now, numbers, ensembles.seed + 2, bundle, num)
             law = move(codec.normalise(drawn.flatten(1, 2).to(device)), codec)

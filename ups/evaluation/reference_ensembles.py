@@ -47,7 +47,7 @@ def sample_law(
     as the truth; None if no law is known."""
     if not truth.task.has_known_law:
         return None
-    return sample_exactly(truth, seed, rows, num_frames, affordable(num_samples, u_ref))
+    return sample_exactly(truth, seed, rows, num_frames, affordable(num_samples, u_ref.nbytes))
 
 
 def exact_mean(

@@ -19,9 +19,9 @@ from ups.userdata.trajectories import Trajectories
 LAW_BYTES = 2**30  # memory of the exact samples that replace the data as the truth
 
 
-def affordable(num_draws: int, u_ref: Tensor) -> int:
-    """How many exact samples of the size of u_ref fit into LAW_BYTES; at least 2."""
-    return max(2, min(num_draws, LAW_BYTES // u_ref.nbytes))
+def affordable(num_draws: int, num_bytes: int) -> int:
+    """How many exact samples, of num_bytes each, fit into LAW_BYTES; at least 2."""
+    return max(2, min(num_draws, LAW_BYTES // num_bytes))
 
 
 class Truth:

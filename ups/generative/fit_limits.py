@@ -40,7 +40,7 @@ class LimitFit:
 
         def residual_moments(number: int) -> Tensor:
             r, tokens, _ = self._batch(number)
-            return self._moments(tokens, r)
+            return self._moments(self._field(self.source.prediction(tokens)), r)
 
         self.limits.set_silent(self._total(state_power, self.limits.is_silent.shape, SAMPLE_BATCHES))
         sums = self._total(residual_moments, self.shape, RESIDUAL_BATCHES)
@@ -71,9 +71,9 @@ class LimitFit:
             facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
             rngs = [generator(self.seed, "limits", key, number) for key in KEYS]
             noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
-            given = self.source, tokens, facts, *noises
+            given, w_pred = (self.source, tokens, facts, *noises), self._field(self.source.prediction(tokens))
             samples = [one.residual(*given, is_limited=is_limited) for one in self.samplers.values()]
-            return torch.stack([self._moments(tokens, r) for r in samples])
+            return torch.stack([self._moments(w_pred, r) for r in samples])
 
         total = self._total(moments, (len(self.samplers), *self.shape), SAMPLE_BATCHES)
         return [_mean_and_error(sums, SAMPLE_BATCHES) for sums in total]
@@ -89,9 +89,8 @@ class LimitFit:
         """The frames of r as channels, (batch, bundle * C, *space)."""
         return self.source.decode(r).flatten(1, 2)
 
-    def _moments(self, tokens: Tensor, r: Tensor) -> Tensor:
+    def _moments(self, w_pred: Tensor, r: Tensor) -> Tensor:
         """Sums over rows of the `WaveLimits.moments` of r, and of their squares."""
-        w_pred = self._field(self.source.prediction(tokens))
         values = self.limits.moments(w_pred, self._field(r))
         return torch.stack([values.sum(0), values.square().sum(0)])
 
