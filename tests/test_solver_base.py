@@ -20,6 +20,7 @@ from ups.models.base_selection import fitted_state, select_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
 from ups.models.head_setup import build_operator
+from ups.models.windows import Windows
 from ups.training.artifact import require_identity
 from ups.training.folder import StageFolder
 
@@ -95,6 +96,30 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
         again.use_solvers({"other": operator.heads["heat"].base.step})
     assert "exact_step" in sys.modules
     assert again.use_solvers(solvers_of(config)).heads["heat"].base.step is not None
+
+
+def test_half_of_the_windows_are_drawn_in_proportion_to_the_change_and_ranks_share_them(mine):
+    config = load_config(mine, ["operator.unroll_steps=3"])
+    build_cache(config, "heat", progress=False)
+    cache = open_cache(config, "heat")
+    head, _ = select_base(cache, 0, 1, 0, torch.device("cpu"))
+    windows = Windows({"heat": cache}, config.task, {"heat": 1}, config.operator, 0)
+    u = head.codec.decode(cache.batch(cache.split["train"], 0, 6)).double()
+    change, size = (w.square().mean((2, 3)).sqrt() for w in (u[:, 1:] - u[:, :-1], u[:, :-1]))
+    for length in (2, 4):  # windows of one call and of three in a row
+        relative = (change / size.clamp_min(0.1))[:, : 7 - length]
+        weights = (0.5 / relative.numel() + 0.5 * relative / relative.sum()).flatten()
+        drawn = [windows._moving(head, step, length) for step in range(400)]
+        found = torch.cat([rows * (7 - length) + starts for rows, starts in drawn])
+        expected, freedom = len(found) * weights, len(weights)
+        chi = ((found.bincount(minlength=freedom) - expected) ** 2 / expected).sum()
+        assert chi < freedom + 4 * (2 * freedom) ** 0.5
+        assert weights.max() > 1.5 * weights.min()
+    batch, half = windows.schedule.batch(0), config.operator.train.batch_size // 2
+    whole = windows._window(head, batch, slice(0, 2 * half))
+    shards = [windows._window(head, batch.shard(rank, 2), slice(0, half)) for rank in (0, 1)]
+    for one, two in zip(whole[:2], zip(*shards, strict=True), strict=False):
+        assert torch.equal(one, torch.cat(two))
 
 
 def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):

@@ -96,6 +96,7 @@ class Windows:
     ):
         self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
         self.calls: dict[str, int] = {}
+        self.changes: dict[str, Tensor] = {}  # of the tasks with a user's solver
         windows = {}
         for name, cache in caches.items():
             task, context = tasks[name], contexts[name]
@@ -117,7 +118,7 @@ class Windows:
         shard of a batch; normalised fields.
         """
         cache, device = self.caches[batch.task], head.scale.device
-        rows, starts, length = self._window(batch, shard_rows)
+        rows, starts, length = self._window(head, batch, shard_rows)
         rng = generator(self.seed, batch.step, "augment")
         if head.task.is_steady:
             fields = [
@@ -134,13 +135,38 @@ class Windows:
             forcing = forcings[0][:, head.history - 1 :] if forcings else None
         return u, u_ref, head.parameter_batch(cache.parameters[rows], forcing)
 
-    def _window(self, batch: Batch, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
+    def _window(self, head: TaskHead, batch: Batch, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
         """(rows of the cache, first frames, number of frames) of some rows of a shard."""
         cache, task, settings = self.caches[batch.task], self.tasks[batch.task], self.settings
-        rows = cache.split["train"][batch.rows[shard_rows]]
+        rows, starts = batch.rows[shard_rows], batch.starts[shard_rows]
         if cache.task.is_steady:
-            return rows, 0, 1
+            return cache.split["train"][rows], 0, 1
         # one call of the operator, or `self.calls` in a row in the last fraction of the training
         is_unrolled = batch.step >= (1 - settings.unroll_fraction) * settings.train.steps
-        num_new = task.bundle * (self.calls[batch.task] if is_unrolled else 1)
-        return rows, batch.starts[shard_rows] + task.train_from, task.history + num_new
+        length = task.history + task.bundle * (self.calls[batch.task] if is_unrolled else 1)
+        if head.base.is_user_solver:
+            rows, starts = (some[batch.within(shard_rows)] for some in self._moving(head, batch.step, length))
+        return cache.split["train"][rows], starts + task.train_from, length
+
+    def _moving(self, head: TaskHead, step: int, length: int) -> tuple[Tensor, Tensor]:
+        """Training rows and starts of a global batch of windows, drawn half evenly and half in proportion to
+        the change of the first predicted frame, relative to the size of the state. There a solver errs, and
+        later frames inherit the error."""
+        first, changes = self.tasks[head.name].history - 1, self._changes(head)
+        changes = changes[:, first : first + changes.shape[1] + 2 - length]  # one per window
+        weights = (0.5 / changes.numel() + 0.5 * changes / changes.sum().clamp_min(1e-30)).flatten()
+        rng, count = generator(self.seed, step, "windows"), self.settings.train.batch_size
+        found = torch.multinomial(weights, count, replacement=True, generator=rng)
+        return found // changes.shape[1], found % changes.shape[1]
+
+    def _changes(self, head: TaskHead) -> Tensor:
+        """RMS changes from each frame to the next over the size of the state, (training rows, frames - 1),
+        from frame train_from on."""
+        if head.name not in self.changes:
+            cache, found = self.caches[head.name], []
+            for row in cache.split["train"]:
+                u = head.codec.decode(cache.batch(row[None], 0, cache.num_frames, head.scale.device))[0]
+                u = u[self.tasks[head.name].train_from :]
+                found.append(u.diff(dim=0).flatten(1).square().mean(1).sqrt() / head.base.size(u[:-1, None]))
+            self.changes[head.name] = torch.stack(found).double().cpu()
+        return self.changes[head.name]
