@@ -4,7 +4,7 @@
         STARTS=examples.exponax_burgers:starts RUN=burgers_exponax \
         OPTIONS="--dt 0.25 --frames 17 --length 128 --ratio 8 --horizons 3 \
         --symmetries shift,mirror --vector u" \
-        ARGS="operator.train.batch_size=1 operator.train.steps=1200 operator.unroll_fraction=0.2 \
+        ARGS="operator.train.batch_size=1 operator.train.steps=1200 operator.unroll_fraction=0.1 \
         operator.model.width=64"
     python examples/exponax_burgers.py             # with its weights
 """
