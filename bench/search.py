@@ -1,9 +1,10 @@
 """Search the settings of a model on validation: whole settings first, then single changes, then finals.
 
 Two thirds of the time are for trials of equal length: first settings that differ in kind, then changes on
-top of the best of them, each kept if validation improves. The three best of all share the last third, so
-every finalist was trained from the start for a ninth of the time, with all of its costs included. Few long
-trials rank better than many short ones: 70 trials of 1 s, for trainings of 180 s, ended on noise.
+top of the best of them, each kept if validation improves. The best start and the two best others share the
+last third, each trained anew for a ninth of the time, with all of its costs. Changes that lead after a short
+time can lose in the end, all of them together; the start has none. Few long trials rank better than many
+short ones: 70 trials of 1 s, for trainings of 180 s, ended on noise.
 
 The finals compare predicted errors at the end of a whole training, not those of their trials: a small
 network leads after a short time and a large one in the end. An error falls as a power of the time; its
@@ -101,7 +102,9 @@ def search(
             f"fewer than two; expected time to compare some that fit. Give more (--search), or a smaller "
             f"task."
         )
-    finalists = [trial["settings"] for trial in ranked[:FINALISTS]]
+    ranked = [trial["settings"] for trial in ranked]
+    start = [settings for settings in ranked if settings in starts][:1]
+    finalists = [*start, *[settings for settings in ranked if settings not in start][: FINALISTS - len(start)]]
     for settings in finalists:
         attempt(settings, seconds / 3 / len(finalists), True)
     scored = [(predicted(trials, settings, budget), settings) for settings in finalists]
