@@ -293,7 +293,7 @@ def falling(settings: dict, seconds: float, is_whole: bool) -> Trial:
 
 @pytest.mark.parametrize(("budget", "expected"), [(100, "small"), (3000, "large")])
 def test_a_search_ends_on_what_is_best_after_the_whole_training(budget, expected):
-    changes = [{"size": "small"}, {"other": 1}, {"more": 1}]  # all help in trials, so the three best are small
+    changes = [{"size": "small"}, {"other": 1}, {"more": 1}]  # so the three best trials are small
     found = search([{"size": "large"}], changes, falling, 300.0, budget, say=lambda text: None)
     assert found["changes"]["size"] == expected
     assert found["seconds"] == pytest.approx(300)
