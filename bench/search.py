@@ -1,13 +1,12 @@
 """Search the settings of a model on validation: whole settings first, then single changes, then finals.
 
 Two thirds of the time are for trials of equal length: first settings that differ in kind, then changes on
-top of the best of them, each kept if validation improves. The three best of all share the last third, so
-every finalist was trained from the start for a ninth of the time, with all of its costs included. Few long
-trials rank better than many short ones: 70 trials of 1 s, for trainings of 180 s, ended on noise.
+top of the best of them, each kept if validation improves. The best start and the two best others share the
+last third, each trained anew with all of its costs: changes that win in short trials can lose in the end,
+all of them together. Few long trials rank better than many: 70 trials of 1 s for 180 s ended on noise.
 
-The finals compare predicted errors at the end of a whole training, not those of their trials: a small
-network leads after a short time and a large one in the end. An error falls as a power of the time; its
-exponent is that between the two longest trials of the settings (`predicted`).
+The finals compare errors at the end of a whole training (`predicted`), not those of their trials: a small
+network leads after a short time and a large one in the end.
 """
 
 from __future__ import annotations
@@ -94,14 +93,15 @@ def search(
         if settings not in [trial["settings"] for trial in trials]:
             found = attempt(settings, length, False)
             error, best = (found, settings) if found < error else (error, best)
-    ranked = sorted((trial for trial in trials if trial["steps"]), key=lambda trial: trial["val"])
+    ranked = [trial["settings"] for trial in sorted(trials, key=lambda trial: trial["val"]) if trial["steps"]]
     if len(ranked) < 2:
         raise ValueError(
             f"a search of {seconds:g} s for {len(starts) + len(changes)} settings came to a training step in "
             f"fewer than two; expected time to compare some that fit. Give more (--search), or a smaller "
             f"task."
         )
-    finalists = [trial["settings"] for trial in ranked[:FINALISTS]]
+    start = next((settings for settings in ranked if settings in starts), None)
+    finalists = sorted(ranked, key=lambda settings: settings != start)[:FINALISTS]
     for settings in finalists:
         attempt(settings, seconds / 3 / len(finalists), True)
     scored = [(predicted(trials, settings, budget), settings) for settings in finalists]
