@@ -294,10 +294,9 @@ def figures(rows: np.ndarray) -> np.ndarray:
         )
 
 
-def kept(kind: str, run: Path, task: str, cases_of: Cases, num_films: int) -> None:
+def kept(kind: str, model: Forecaster, run: Path, task: str, cases_of: Cases, num_films: int) -> None:
     """Score a task of a run, that has so many films, and keep it in bench/results/trust/KIND.json."""
-    model, config = ups.load(run), load_config(run / "operator" / "config.yaml")
-    head = model.operator.head(task)
+    config, head = load_config(run / "operator" / "config.yaml"), model.operator.head(task)
     rows = np.concatenate([judged(model, head, case) for case in cases_of(head)])
     source, found = np.random.default_rng(SEED), figures(rows)
     resampled = [figures(rows[source.integers(len(rows), size=len(rows))]) for _ in range(NUM_BOOTSTRAP)]
@@ -332,21 +331,22 @@ def main() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if args.run:
-            heads = ups.load(args.run).operator.heads
+            model = ups.load(args.run)
             facts_of = load_config(args.run / "operator" / "config.yaml").task
-            for task in args.tasks or [name for name, head in heads.items() if head.facts.band]:
+            for task in args.tasks or [one.name for one in model.operator.heads.values() if one.facts.band]:
                 num = facts_of[task].num_trajectories * max(1, len(facts_of[task].parameters))
-                kept("starts", args.run, task, of_solver, num)
+                kept("starts", model, args.run, task, of_solver, num)
         for family in (args.tasks or FAMILIES) if args.grid else ():
-            trained(folder, training_config(family, CONFIG), family, args.overrides)
-            kept("grid", folder / family, family, of_grid, NUM_FILMS)
+            model = trained(folder, training_config(family, CONFIG), family, args.overrides)
+            kept("grid", model, folder / family, family, of_grid, NUM_FILMS)
         for author in (args.tasks or AUTHORS) if args.authors else ():
             path = folder / f"burgers_{author}.npz"
             given = [starts(NUM_CELLS, NUM_GIVEN + NUM_STARTS)]
             u = solve(author, args.python, path, [(NUM_CELLS, NUM_STEPS)], given)["u0"].astype(np.float32)
             write(path, {"u": u[:NUM_GIVEN]})
-            trained(folder, write_config(path, CONFIG, path.stem, DT), path.stem, args.overrides)
-            kept("authors", folder / path.stem, path.stem, partial(of_author, u[NUM_GIVEN:]), NUM_GIVEN)
+            model = trained(folder, write_config(path, CONFIG, path.stem, DT), path.stem, args.overrides)
+            run, cases = folder / path.stem, partial(of_author, u[NUM_GIVEN:])
+            kept("authors", model, run, path.stem, cases, NUM_GIVEN)
     if args.run or args.grid or args.authors:
         return
     model, rows = ups.load("pretrained"), []
