@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     if args.describe:
-        print(describe_file(args.describe))
+        print(describe_file(args.describe, *args.overrides))
         return 0
     config = load_config(args.config, args.overrides)
     if args.show_config:

@@ -2,8 +2,10 @@
 
     make corrector SOLVER=examples.phiflow_burgers:coarse FINE=examples.phiflow_burgers:fine \
         STARTS=examples.phiflow_burgers:starts RUN=burgers_phiflow \
-        OPTIONS="--dt 0.05 --frames 17 --length 2 --symmetries shift --fields u,v" \
-        ARGS="operator.train.batch_size=3 operator.train.steps=1000 operator.model.width=64"
+        OPTIONS="--dt 0.05 --frames 17 --length 2 --symmetries shift,mirror \
+            --fields u,v --vector u,v --horizons 3" \
+        ARGS="operator.train.batch_size=3 operator.train.steps=1200 operator.model.width=64 \
+            operator.unroll_fraction=0.2"
     python examples/phiflow_burgers.py             # with its weights
 """
 

@@ -349,6 +349,11 @@ def test_what_is_no_field_on_a_grid_is_refused_by_what_it_is(tmp_path, kind):
         described(tmp_path, **not_a_field(kind))
 
 
+def test_of_several_files_one_is_asked_for():
+    with pytest.raises(ValueError, match="a_1.nc and 2 more were given; expected one file"):
+        describe_file("a_1.nc", "a_2.nc", "a_3.nc")
+
+
 def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     """Scales of a solver are neither parameters nor forcing; a list of tensors is a list of runs; a short
     film is judged as far ahead as six windows of test allow, which is said."""

@@ -30,11 +30,11 @@ MEMBERS = 16  # of `ups sample`, as in docs/forecasts.md
 
 def describe(arguments: list[str]) -> int:
     """Print the section that declares a data file."""
-    file = {"file": {"metavar": "FILE", "help": "a data file or zarr store"}}
+    file = {"file": {"metavar": "FILE", "nargs": "+", "help": "a data file or zarr store"}}
     args = read_command(describe.__doc__, file, arguments, prog="ups describe")
     from ups.userdata.describe import describe_file
 
-    print(describe_file(args.file))
+    print(describe_file(*args.file))
     return 0
 
 

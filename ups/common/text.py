@@ -244,9 +244,12 @@ def read_yaml(path: str | Path) -> dict:
         raise ValueError(
             f"{path} is not valid YAML: {error}. Expected a mapping of sections; correct that line."
         ) from error
-    if not isinstance(data, (dict, type(None))):
+    if not isinstance(data, dict):
+        held, hint = f"a {type(data).__name__}", ""
+        if data is None:
+            held, hint = "nothing", " If `--describe` was to write it, that ended with an error: see there."
         raise ValueError(
-            f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
-            "'run:'. See configs/small.yaml for one."
+            f"{path} holds {held}; expected a mapping of sections such as 'run:'. See configs/small.yaml for "
+            f"one.{hint}"
         )
-    return data or {}
+    return data

@@ -156,7 +156,8 @@ class Windows:
         changes = changes[:, first : first + changes.shape[1] + 2 - length]  # one per window
         weights = (0.5 / changes.numel() + 0.5 * changes / changes.sum().clamp_min(1e-30)).flatten()
         rng, count = generator(self.seed, step, "windows"), self.settings.train.batch_size
-        found = torch.multinomial(weights, count, replacement=True, generator=rng)
+        places = torch.rand(count, generator=rng, dtype=torch.float64)
+        found = torch.searchsorted((weights / weights.sum()).cumsum(0), places).clamp_max(len(weights) - 1)
         return found // changes.shape[1], found % changes.shape[1]
 
     def _changes(self, head: TaskHead) -> Tensor:

@@ -62,11 +62,16 @@ MOST_EXAMINED = 20  # files of a section
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
 
 
-def describe_file(path: str) -> str:
-    """The section as YAML.
+def describe_file(path: str, *others: str) -> str:
+    """The section as YAML. others: further paths of the command line, which are refused.
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
+    if others:
+        raise ValueError(
+            f"{path} and {len(others)} more were given; expected one file. Describe it alone: its section names "
+            "all files that are numbered like it."
+        )
     with np.errstate(over="ignore"), open_store(path) as store:
         require_few(store, store.first_names())  # before all are looked at
         require_few(store, store.names())
