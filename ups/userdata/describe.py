@@ -69,8 +69,8 @@ def describe_file(path: str, *others: str) -> str:
     """
     if others:
         raise ValueError(
-            f"{path} and {len(others)} more were given; expected one file. Describe it alone: its section names "
-            "all files that are numbered like it."
+            f"{path} and {len(others)} more were given; expected one file. Describe it alone: its section "
+            "names all files that are numbered like it."
         )
     with np.errstate(over="ignore"), open_store(path) as store:
         require_few(store, store.first_names())  # before all are looked at
