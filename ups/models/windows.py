@@ -96,7 +96,7 @@ class Windows:
     ):
         self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
         self.calls: dict[str, int] = {}
-        self.changes: dict[str, Tensor] = {}  # of the tasks with a user's solver
+        self.odds: dict[tuple[str, int], Tensor] = {}  # of tasks with a user's solver, by length of windows
         windows = {}
         for name, cache in caches.items():
             task, context = tasks[name], contexts[name]
@@ -152,22 +152,26 @@ class Windows:
         """Training rows and starts of a global batch of windows, drawn half evenly and half in proportion to
         the change of the first predicted frame, relative to the size of the state. There a solver errs, and
         later frames inherit the error."""
+        if (head.name, length) not in self.odds:
+            self.odds[head.name, length] = self._odds(head, length)
+        odds, rng = self.odds[head.name, length], generator(self.seed, step, "windows")
+        places = torch.rand(self.settings.train.batch_size, generator=rng, dtype=torch.float64)
+        found = torch.searchsorted(odds.flatten(), places).clamp_max(odds.numel() - 1)
+        return found // odds.shape[1], found % odds.shape[1]
+
+    def _odds(self, head: TaskHead, length: int) -> Tensor:
+        """Cumulated probabilities of the windows, (training rows, starts)."""
         first, changes = self.tasks[head.name].history - 1, self._changes(head)
         changes = changes[:, first : first + changes.shape[1] + 2 - length]  # one per window
-        weights = (0.5 / changes.numel() + 0.5 * changes / changes.sum().clamp_min(1e-30)).flatten()
-        rng, count = generator(self.seed, step, "windows"), self.settings.train.batch_size
-        places = torch.rand(count, generator=rng, dtype=torch.float64)
-        found = torch.searchsorted((weights / weights.sum()).cumsum(0), places).clamp_max(len(weights) - 1)
-        return found // changes.shape[1], found % changes.shape[1]
+        weights = 0.5 / changes.numel() + 0.5 * changes / changes.sum().clamp_min(1e-30)
+        return (weights / weights.sum()).flatten().cumsum(0).view_as(weights)
 
     def _changes(self, head: TaskHead) -> Tensor:
         """RMS changes from each frame to the next over the size of the state, (training rows, frames - 1),
         from frame train_from on."""
-        if head.name not in self.changes:
-            cache, found = self.caches[head.name], []
-            for row in cache.split["train"]:
-                u = head.codec.decode(cache.batch(row[None], 0, cache.num_frames, head.scale.device))[0]
-                u = u[self.tasks[head.name].train_from :]
-                found.append(u.diff(dim=0).flatten(1).square().mean(1).sqrt() / head.base.size(u[:-1, None]))
-            self.changes[head.name] = torch.stack(found).double().cpu()
-        return self.changes[head.name]
+        cache, found = self.caches[head.name], []
+        for row in cache.split["train"]:
+            u = head.codec.decode(cache.batch(row[None], 0, cache.num_frames, head.scale.device))[0]
+            u = u[self.tasks[head.name].train_from :]
+            found.append(u.diff(dim=0).flatten(1).square().mean(1).sqrt() / head.base.size(u[:-1, None]))
+        return torch.stack(found).double().cpu()
