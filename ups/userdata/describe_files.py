@@ -15,7 +15,6 @@ from ups.userdata.masks import with_nan
 from ups.userdata.offset import sampled_frames
 
 DATES = 1700, 2300  # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
-DATE_DIGITS = 4, 6, 8, 10, 12, 14
 SHOWN = 6
 LOOKED_AT = 8  # trajectories
 SCANNED = 2**24  # numbers, up to which all data are looked at
@@ -26,8 +25,6 @@ def pattern_of(path: Path) -> tuple[str, str]:
     if the numbers in their names are neither dates nor consecutive."""
     files = sibling_files(path)
     differ = _varying_numbers(files)
-    if not differ:
-        return str(path), ""
     parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
     names = ["*" if place in differ else part for place, part in enumerate(parts)]
     stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
@@ -61,10 +58,7 @@ def _varying_numbers(files: list[Path]) -> dict[int, list[str]]:
 
 
 def _are_dates(values: list[str]) -> bool:
-    return all(
-        value.isdecimal() and len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
-        for value in values
-    )
+    return all(value.isdecimal() and DATES[0] <= int(value[:4]) <= DATES[1] for value in values)
 
 
 def _are_counted(values: list[str]) -> bool:
