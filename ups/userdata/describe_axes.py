@@ -39,16 +39,7 @@ FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their or
 FEWEST_CELLS = 8  # of a grid; fewer along the only axis of space are variables
 COMPARED = 4096  # cells in a row
 # attributes of an array that name arrays which describe it (CF conventions, 5 and 7)
-NAMING = (
-    "ancillary_variables",
-    "bounds",
-    "cell_measures",
-    "climatology",
-    "coordinates",
-    "formula_terms",
-    "grid_mapping",
-)
-COUNTS = ("coordinate", "grid/", "dimensions/")  # in names of arrays that are no fields
+NAMING = ("bounds", "coordinates")
 SPACE = ("x", "y", "z")
 SPACE_NAMES = SPACE_WORDS - {*"ijks"}  # these may be parameters as well
 # lists that count or describe steps of a solver, and are neither times nor parameters
@@ -182,7 +173,6 @@ def fields_of(store: Store) -> list[str]:
         if name not in named
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
-        and not is_place(name)
         and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
         and not is_monotone(line_in(store, name))  # as numpy.meshgrid makes a coordinate
@@ -275,11 +265,6 @@ def merge_groups(store: Store, names: list[str]) -> list[str]:
         groups = [name.partition("/")[0] for name in same]
         found += [pattern] if is_run and store.groups(pattern) == groups else same
     return found
-
-
-def is_place(name: str) -> bool:
-    """Whether an array's name is that of a coordinate."""
-    return any(part in name for part in COUNTS) or name.endswith(("_bnds", "_bounds"))
 
 
 def words_of(

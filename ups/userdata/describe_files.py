@@ -101,8 +101,6 @@ def missing_lines(guess: Guess) -> tuple[list[str], list[Line]]:
     """(Numbers that seem to mean missing, the keys missing and skip_missing with their questions.)"""
     found, lines, has_gaps = {}, [], False
     for place in guess.places:
-        if place.axes.count("component") > 1:
-            continue
         frames = [*sampled_frames(guess.store, place, guess.space, LOOKED_AT)]
         extremes = Extremes(place.fields)
         for frame in frames:
