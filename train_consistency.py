@@ -79,7 +79,9 @@ def loss_of(
 
 def write_untuned(run: Run, metrics: dict[str, dict]) -> None:
     """Store the validation metrics before tuning, for this process and for a resumed one. A collective."""
-    run.agreed(lambda: run.is_main and run.folder.keep(TUNING, {"validation": metrics}), f"writing {TUNING}")
+    run.agreed(
+        lambda: run.ranks.is_main and run.folder.keep(TUNING, {"validation": metrics}), f"writing {TUNING}"
+    )
 
 
 def read_untuned(run: Run) -> dict[str, dict]:

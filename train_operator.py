@@ -66,7 +66,7 @@ def by_rank(
     """Task -> numbers_of(task, cache, rows) of at most `count` validation trajectories, (rows, ..)."""
 
     def numbers(name: str, cache: Cache) -> Tensor:
-        rows, shard = cache.rows_by_parameter("val", count), slice(run.rank, None, run.world)
+        rows, shard = cache.rows_by_parameter("val", count), slice(run.ranks.rank, None, run.ranks.world)
         found = numbers_of(name, cache, rows[shard])
         every = found.new_zeros(len(rows), *found.shape[1:])
         every[shard] = found
@@ -114,7 +114,7 @@ def main() -> None:
 
     # ---- loop
     for step in run.steps():
-        batch = windows.schedule.batch(step).shard(run.rank, run.world)
+        batch = windows.schedule.batch(step).shard(run.ranks.rank, run.ranks.world)
         loss = SplitLoss(partial(windows.read, operator.heads[batch.task], batch), losses[batch.task])
         run.update(loss, len(batch), batch.task)
         if run.is_due(train.validate_every):

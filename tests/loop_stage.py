@@ -121,7 +121,7 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
         return loss
     first, last = fault.get("step", 0), fault.get("until", fault.get("step", 0))
     if (
-        fault.get("rank", run.rank) != run.rank
+        fault.get("rank", run.ranks.rank) != run.ranks.rank
         or not first <= run.step <= last
         or num_calls != fault.get("call", num_calls)
     ):
@@ -180,7 +180,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     run.attach(model)
     data, held_out = torch.randn(49, 6, generator=torch.Generator().manual_seed(5)).split([40, 9])
     schedule = Schedule({"a": (40, 1)}, config.operator.train.batch_size, seed=config.run.seed)
-    if fault.get("kind") == "disk" and fault["rank"] == run.rank:
+    if fault.get("kind") == "disk" and fault["rank"] == run.ranks.rank:
         write, full = run.saving.checkpoints._write, fault["steps"]
 
         def fail(temporary: Path, *parts: dict) -> None:
@@ -196,7 +196,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         def loss_function(rows: slice) -> tuple[torch.Tensor, dict]:
             calls.append(rows)
             x = data[batch.rows[rows]]
-            if len(x) > options.get("fits", 99) and run.rank == run.world - 1:
+            if len(x) > options.get("fits", 99) and run.ranks.rank == run.ranks.world - 1:
                 raise torch.OutOfMemoryError("injected")
             model.turn = run.step
             error = (model.predict if options.get("blocks", False) else model)(x).squeeze(
@@ -213,10 +213,10 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
 
         ups.training.weights.save_file = full
     for step in run.steps():
-        batch = schedule.batch(step).shard(run.rank, run.world)
+        batch = schedule.batch(step).shard(run.ranks.rank, run.ranks.world)
         if options.get("slow", False):
             time.sleep(0.1)
-        with (Path(root) / f"rows{run.rank}.jsonl").open("a") as file:
+        with (Path(root) / f"rows{run.ranks.rank}.jsonl").open("a") as file:
             file.write(json.dumps([step, batch.rows.tolist()]) + "\n")
         if step in options.get("twice", ()):  # and the checkpoint before it loaded between the two
             run.saving.save(is_required=True)
@@ -233,10 +233,10 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
                 model.eval()
-                for _ in range(run.rank):  # ranks may call the model unequally often
+                for _ in range(run.ranks.rank):  # ranks may call the model unequally often
                     model(data)
                 errors = run.agreed(
-                    lambda: errors_of_nine(model, held_out, run.rank, run.world), "validation"
+                    lambda: errors_of_nine(model, held_out, run.ranks.rank, run.ranks.world), "validation"
                 )
                 model.train()
             score = float(run.ranks.reduce_sum(errors).mean())

@@ -103,7 +103,7 @@ def loaded(config: Config, facts: dict, name: str) -> TaskHead:
 class OneRank:
     """What `fit_once` needs of a run."""
 
-    rank, world, is_main, stage = 0, 1, True, "operator"
+    stage, ranks = "operator", SimpleNamespace(rank=0, world=1, is_main=True)
 
     def __init__(self, config: Config) -> None:
         self.folder = stage_folder(config, "operator")

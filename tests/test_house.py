@@ -44,7 +44,7 @@ TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows
 NARROW = {"metrics": LAYERS[0], "training": LAYERS[0] | {"config"}}
 OF_TRAINING = {"artifact", "fit", "folder", "optim", "weights"}
-FROM_TRAINING = dict.fromkeys(("models", "generative"), OF_TRAINING)  # never Run
+FROM_TRAINING = dict.fromkeys(("models", "generative"), OF_TRAINING)  # never Run but its type
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
@@ -56,10 +56,12 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     }
 
 
-def imports(path: Path) -> set[str]:
+def imports(path: Path, for_types: bool = True) -> set[str]:
     """Modules below ups that a file imports anywhere, also within functions and for types alone."""
-    found = set()
-    for node in ast.walk(tree(path)):
+    found, nodes = set(), [*ast.walk(tree(path))]
+    blocks = [node for node in nodes if isinstance(node, ast.If)]
+    typed = {n for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING" for n in block.body}
+    for node in nodes if for_types else {*nodes} - typed:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ups":
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -76,17 +78,17 @@ def layer(package: str) -> int:
     return next(number for number, packages in enumerate(LAYERS) if package in packages)
 
 
-def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
+def import_graph(root: Path = ROOT, for_types: bool = True) -> dict[str, set[str]]:
     known = modules(root)
     return {
-        name: {resolve(found, known) for found in imports(path)} - {""}
+        name: {resolve(found, known) for found in imports(path, for_types)} - {""}
         for name, path in known.items()
         if name
     }
 
 
 def forbidden_imports(root: Path = ROOT) -> list[str]:
-    wrong = []
+    wrong, needed = [], import_graph(root, for_types=False)
     for name, targets in import_graph(root).items():
         package = name.split(".")[0]
         for target in targets:
@@ -95,6 +97,7 @@ def forbidden_imports(root: Path = ROOT) -> list[str]:
             is_beside = layer(other) == layer(package) in (0, TOP)
             is_narrow = other == package or other in NARROW.get(package, {other})
             may_train = other != "training" or module[0] in FROM_TRAINING.get(package, module)
+            may_train = may_train or target not in needed[name]
             if not (other == package or is_below or is_beside) or not is_narrow or not may_train:
                 wrong.append(f"{name} imports {target}")
     return sorted(wrong)

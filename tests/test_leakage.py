@@ -90,7 +90,13 @@ def flat(u):
     u[:] = np.arange(4)[None, :, None, None]  # a mean that grows the same everywhere
 
 
-@pytest.mark.parametrize("change", [resting, saturated, steady_in_the_end, alike_at_first, flat])
+def repeated_in_one_split(u):  # as published files repeat starts over parameter values
+    u[3], u[6] = u[0], u[5]
+
+
+@pytest.mark.parametrize(
+    "change", [resting, saturated, steady_in_the_end, alike_at_first, flat, repeated_in_one_split]
+)
 def test_equal_frames_that_are_no_copies_are_not_reported(change):
     u = noise(7, 4, 1, CELLS)
     change(u)
@@ -104,10 +110,3 @@ def test_steady_samples_are_copies_only_if_coefficient_and_solution_are_equal():
     u[5], u[6] = u[1], 3.0
     u[0] = 3.0  # coefficients of one value are alike by chance
     assert shared(u, STEADY).count == 1
-
-
-def test_repeats_within_one_split_are_no_leak():
-    """Published files repeat initial conditions over parameter values, which share a part of the split."""
-    u = noise(7, 4, 1, CELLS)
-    u[3], u[6] = u[0], u[5]
-    assert shared(u) is None

@@ -223,29 +223,25 @@ def test_a_disk_that_stays_full_or_is_full_at_the_end_fails_every_rank(tmp_path,
 # ---------------------------------------------------------------- validation and the end
 
 
-def test_the_best_averaged_weights_are_exported(tmp_path):
-    scores = [[5.0], [3.0], [4.0], [float("nan")], [6.0]]
+@pytest.mark.parametrize(
+    ("scores", "best", "second"),
+    [
+        ([[5.0], [3.0], [4.0], [float("nan")], [6.0]], 3.0, float("inf")),
+        # the operator's base is the better one all along, and the network's error falls, stays and falls
+        ([[0.9, 0.997], [0.9, 0.98], [0.9, 0.98], [0.9, 0.95], [0.9, 0.96]], 0.9, 0.95),
+    ],
+    ids=["one score", "of equal ones the lower second"],
+)
+def test_the_best_averaged_weights_are_exported(tmp_path, scores, best, second):
     outcome = launch(tmp_path, options={"scores": scores})
     assert outcome.codes == [0], outcome.logs
     done = outcome.json("done.json")
-    assert done["best_score"] == 3.0 and done["step"] == 20
+    assert done["best_score"] == best and done["step"] == 20
     state = torch.load(outcome.directory / "state" / "step_000000020" / "shared.pt", weights_only=True)
     weights = outcome.weights()
+    assert state["lowest_second"] == second
     assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
     assert not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
-
-
-def test_of_equal_scores_the_lower_second_one_is_kept(tmp_path):
-    """The operator's base is the better one all along, and the network's error falls, stays and falls."""
-    scores = [[0.9, 0.997], [0.9, 0.98], [0.9, 0.98], [0.9, 0.95], [0.9, 0.96]]
-    outcome = launch(tmp_path, options={"scores": scores})
-    assert outcome.codes == [0], outcome.logs
-    assert outcome.json("done.json")["best_score"] == 0.9
-    state = torch.load(outcome.directory / "state" / "step_000000020" / "shared.pt", weights_only=True)
-    weights = outcome.weights()
-    assert state["lowest_second"] == 0.95
-    assert not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
-    assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
 
 
 def test_the_stage_directory_is_complete(reference):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray
 from cases import cases
-from user_files import N, T, X, config_of, read, section, waves, write
+from user_files import N, T, X, read, section, waves, write
 
 from ups.data.build_cache import build_cache
 from ups.data.sources import split_of, table_of
@@ -63,24 +63,6 @@ def test_parameters_come_from_attributes_arrays_and_names_and_are_split_by_start
     assert (source.starts == np.tile(np.arange(N), 2)).all()  # by their first frames, which are the same
 
 
-def test_files_in_folders_are_split_by_them(tmp_path):
-    for number, name in enumerate(("train", "valid", "test")):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "a.h5", u=waves(seed=number))
-    config, source, _ = read(tmp_path, files=str(tmp_path / "*" / "*.h5"))
-    parts = split_of(config, "ks", source)
-    names = {
-        part: {source.files[i].path.parent.name for i in source.rows[rows, 0]} for part, rows in parts.items()
-    }
-    assert names == {"train": {"train"}, "val": {"valid"}, "test": {"test"}}
-    by_index = split_of(
-        config_of(tmp_path, files=str(tmp_path / "*" / "*.h5"), split="index"),
-        "ks",
-        source,
-    )
-    assert len(by_index["train"]) == 3 * N or len(by_index["train"]) > 0
-
-
 def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp_path):
     for year, days in ((2003, 730), (2001, 0), (2002, 365)):
         xarray.Dataset(
@@ -118,13 +100,14 @@ def test_folders_that_are_almost_a_split_are_not_dealt_out_by_number(tmp_path, n
     assert sum(map(len, split_of(config, "ks", source).values())) == N * len(names)
 
 
-def test_folders_may_lie_deeper_and_a_common_one_does_not_count(tmp_path):
-    for seed, name in enumerate(("train", "val", "test")):
+def test_files_are_split_by_their_folders_which_may_lie_deeper_and_a_common_one_does_not_count(tmp_path):
+    for seed, name in enumerate(("train", "valid", "test")):
         (tmp_path / "test" / name / "runs").mkdir(parents=True)
         write(tmp_path / "test" / name / "runs" / "a.h5", u=waves(seed=seed))
     config, source, _ = read(tmp_path, files=str(tmp_path / "**" / "*.h5"))
     parts = split_of(config, "ks", source)
-    assert [source.files[source.rows[rows[0], 0]].path.parts[-3] for rows in parts.values()] == [*parts]
+    folders = {name: source.files[source.rows[rows[0], 0]].path.parts[-3] for name, rows in parts.items()}
+    assert folders == {"train": "train", "val": "valid", "test": "test"}
     assert all(len(rows) == N for rows in parts.values())
 
 

@@ -55,7 +55,9 @@ def taper(distance: Tensor) -> Tensor:
 def distances(known: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
     """The distance (a, b) of flat cells a and b of the grid of a task, around periodic axes."""
     space, ends = known["grid"], along(known["boundary"], len(known["grid"]))
-    lengths = [high - low for low, high in _spans(known["domain"], len(space))]
+    domain = known["domain"]
+    spans = domain if isinstance(domain[0], list | tuple) else [domain] * len(space)
+    lengths = [high - low for low, high in spans]
 
     def between(a: Tensor, b: Tensor) -> Tensor:
         total = torch.zeros(len(a), len(b), dtype=torch.float64)
@@ -67,10 +69,6 @@ def distances(known: Mapping[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
         return total.sqrt()
 
     return between
-
-
-def _spans(domain: Any, ndim: int) -> list:
-    return list(domain) if isinstance(domain[0], (list, tuple)) else [domain] * ndim
 
 
 def mixed(members: int, rng: torch.Generator) -> Tensor:

@@ -30,11 +30,9 @@ class Film:
 
     def modes(self, s: Tensor) -> Tensor:
         """(rows, time, C, *wave numbers)."""
-        s_hat = torch.einsum("jt,rtcm->rjcm", self.in_time.to(self._kind(s)), self.transform(s))
+        s_hat = self.transform(s)
+        s_hat = torch.einsum("jt,rtcm->rjcm", self.in_time.to(s_hat.dtype), s_hat)
         return s_hat.unflatten(-1, self.transform.shape)
-
-    def _kind(self, s: Tensor) -> torch.dtype:
-        return torch.complex128 if self.transform.is_complex else torch.float64
 
     def power(self, s_hat: Tensor) -> Tensor:
         """The mean square (time, C, *wave numbers) of modes, averaged with the neighbours."""

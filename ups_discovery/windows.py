@@ -94,7 +94,8 @@ class FilmWindows:
         return found.of_denoised(films, some.new_tensor(sigma), boundary, rng)
 
     def of_denoised(self, films: Tensor, noise: Tensor, boundary: str, rng: torch.Generator) -> "FilmWindows":
-        """The windows of denoised films, those of the integrator with more frames."""
+        """Windows of denoised films in place of these. films (films, time, C, *space): the noisy ones, of
+        which the first are held out; noise: as in the class. Those for the integrator are longer."""
         space = list(films.shape[3:])
         smooth = Film(films.shape[1], tuple(space), boundary).denoised(films, noise)
         num_held_out = min(len(self.held_out), max(1, len(smooth) // 8))

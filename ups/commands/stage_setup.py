@@ -74,7 +74,7 @@ def start_run(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
         run.print(f"{run.directory} is finished and up to date: nothing to do")
         raise SystemExit(0)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
-    run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
+    run.print(f"{run.ranks.world} process(es) on {run.device}, latents: {placed}")
     return run
 
 

@@ -21,15 +21,17 @@ KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: folders o
 
 
 class Finder(ModuleFinder):
-    """Follows imports through folders without __init__.py, too."""
+    """Follows imports, also those of packages without __init__.py (namespace packages)."""
 
     def import_module(self, partname: str, fqname: str, parent: Any) -> Any:
+        """The module `partname` of the package `parent`, or of Python's path without one."""
         try:
             return super().import_module(partname, fqname, parent)
-        except AttributeError:  # such a folder has no loader
-            module = self.add_module(fqname)
-            module.__path__ = [f"{one}/{partname}" for one in (parent.__path__ if parent else self.path)]
-            return module
+        except AttributeError:  # ModuleFinder asks for a loader, which a namespace package does not have
+            package = self.add_module(fqname)
+            folders = parent.__path__ if parent else self.path
+            package.__path__ = [f"{folder}/{partname}" for folder in folders]
+            return package
 
 
 def find_module(name: str) -> Path | None:

@@ -1,6 +1,7 @@
 """Fit of `WaveLimits` to the residuals of an operator and the samples of a trained network."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import KEYS, Sampler
-from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
 
 SIZE = 64  # reserved states in a batch
 RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power in short waves
@@ -23,7 +26,7 @@ class LimitFit:
     samples of a network. Its methods are collectives."""
 
     def __init__(
-        self, samplers: Mapping[str, Sampler], source: TransientResiduals, seed: int, ranks: RanksOfRun
+        self, samplers: Mapping[str, Sampler], source: TransientResiduals, seed: int, ranks: "Ranks"
     ):
         self.samplers, self.source, self.seed, self.ranks = samplers, source, seed, ranks
         self.head = next(iter(samplers.values())).network.heads[source.name]

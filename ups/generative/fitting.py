@@ -4,6 +4,7 @@ noised batches with its metrics, validation and the loop."""
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,15 +25,19 @@ from ups.generative.diffusion import diffusion_loss, largest_mode, sample_angles
 from ups.generative.law import ScaleMixture, one_scale
 from ups.generative.residuals import Batches, Residuals, residual_schedule, sum_by_task, validation_batches
 from ups.select import MIXTURE, Decision, select_law
-from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
+from ups.training.fit import Fit, fit_once
 from ups_discovery.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
+    from ups.training.run import Run
 
 STREAM = "diffusion"  # of the random numbers
 UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
 def corrector_with_scales(
-    run: RunOfStage,
+    run: "Run",
     residuals: dict[str, Residuals],
     section: DiffusionConfig | SteadyConfig,
     limits: DiffusionConfig,
@@ -202,7 +207,7 @@ def loss_of(
     return loss, {name: loss, f"{name}/std": r.std()}
 
 
-def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: RanksOfRun) -> dict[str, float]:
+def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: "Ranks") -> dict[str, float]:
     """Task -> mean validation loss, with the same noise and angles every time. shard: of `validation_shard`.
     A collective."""
 
@@ -219,7 +224,7 @@ def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ran
     return {name: total / count for name, (total, count) in zip(shard, sums, strict=True)}
 
 
-def validate_and_keep(run: RunOfStage, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
+def validate_and_keep(run: "Run", corrector: Corrector, shard: dict[str, list], seed: int) -> None:
     """Log the validation loss of the averaged weights, and keep these if their mean over tasks is the best so
     far. A collective."""
     with run.ema_weights():

@@ -13,6 +13,7 @@ over the kinds of partial observation; a proper score favours neither narrow nor
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,9 +28,13 @@ from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, select_lowest
-from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
+from ups.training.fit import Fit, fit_once
 from ups.training.optim import fit_averaged
 from ups_discovery.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
+    from ups.training.run import Run
 
 LOOKED_AT = 512  # training fields in which other values than two are sought
 FIELDS = 32  # validation fields behind the choice of the posterior
@@ -38,7 +43,7 @@ MEMBERS = 4  # few suffice, because the mean of the fair score does not depend o
 
 
 def fit_posteriors(
-    run: RunOfStage, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
+    run: "Run", residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
 ) -> tuple[dict[str, SteadyResiduals], list[Decision]]:
     """The residuals, with a `CellPosterior` where the coefficient has two values and it is better on
     validation than the linear posterior, and these decisions. A collective."""
@@ -133,7 +138,7 @@ def _score(source: SteadyResiduals, u: Tensor, u_ref: Tensor) -> Tensor:
 
 
 def select_method(
-    network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int, ranks: RanksOfRun
+    network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int, ranks: "Ranks"
 ) -> list[Decision]:
     """Set every head of `network` to the method that is best on validation. The decisions: scores are over
     that of `pushed`. A collective."""

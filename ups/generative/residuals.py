@@ -17,7 +17,7 @@ observations of a task with a known posterior (ups/evaluation/steady.py).
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,10 @@ from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import stay, symmetry
 from ups.tasks import Task
-from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
 
 LOG_FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
 FLOOR_ROWS = 64  # training solutions behind that mean
@@ -283,7 +285,7 @@ def validation_shard(
     all_residuals: dict[str, Residuals],
     seed: int,
     batch_size: int,
-    ranks: RanksOfRun,
+    ranks: "Ranks",
     make: Callable[[str, int, ResidualBatch], Any] | None = None,
 ) -> dict[str, list]:
     """Task -> (task, number, batch) of the `validation_batches` in this rank's shard, or `make` of these."""
@@ -299,7 +301,7 @@ def validation_shard(
 
 @torch.no_grad()
 def sum_by_task(
-    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], shape: int | tuple, ranks: RanksOfRun
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], shape: int | tuple, ranks: "Ranks"
 ) -> Tensor:
     """For every task, sums_of(task, item), of this shape, added up over the items of all ranks' shards:
     (tasks, *shape), float64. A collective."""
@@ -328,7 +330,7 @@ class Batches:
         size: int,
         seed: int,
         stream: str,
-        ranks: RanksOfRun,
+        ranks: "Ranks",
         offset: int = 0,
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks

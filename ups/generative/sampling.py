@@ -183,18 +183,18 @@ def sample_rollout(
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
     low, high = head.range_of_data(z[:, : z.shape[1] - first])
-    last: dict[int, Tensor] = {}  # the prediction of a frame from the one before, if a call makes one frame
+    predicted: dict[int, Tensor] = {}  # number of a frame -> its prediction, which the next call needs again
 
     def step(window: Tensor, num_done: int) -> Tensor:
-        lead = num_done // head.bundle
-        error = sample_error if first or lead else 0.0
-        known = batch.later(first + num_done)
-        z_pred, tokens, facts = states.predict(window, known, error, last.get(num_done))
+        """The frames of one call: their prediction, clipped, plus a sampled residual."""
+        is_observed = first + num_done == 0  # the state that the call starts from
+        error, known = 0.0 if is_observed else sample_error, batch.later(first + num_done)
+        z_pred, tokens, facts = states.predict(window, known, error, predicted.get(num_done))
         w = states.decode(z_pred)
         z_pred = z_pred + states.encode(torch.clamp(w, low, high) - w)
         if head.bundle == 1:
-            last[num_done + 1] = states.frames(z_pred)
-        z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
+            predicted[num_done + 1] = states.frames(z_pred)
+        z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(num_done // head.bundle)))
         return head.keep_latents(z_next, window[:, -1])
 
     steps = in_segments(step, num_frames, 1 + head.history, head.bundle) if is_tracked else step

@@ -14,6 +14,7 @@ arXiv 2412.15832).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import PURE_NOISE, Velocity, column, denoise, diffuse, path, sample
 from ups.generative.residuals import Batches, Residuals, sum_by_task
 from ups.metrics.proper import energy_score, fair_crps
-from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
 
 STREAM = "consistency"  # of the random numbers
 MID_EVERY = 4  # one row in so many starts at mid_angle
@@ -255,7 +258,7 @@ def teacher_endpoints(teacher: Corrector, seed: int, name: str, number: int, bat
 
 
 def validate(
-    student: Corrector, residuals: dict[str, Residuals], shard: dict[str, list], ranks: RanksOfRun
+    student: Corrector, residuals: dict[str, Residuals], shard: dict[str, list], ranks: "Ranks"
 ) -> dict[str, dict]:
     """Validation metrics of one-evaluation samples, for every task. A collective.
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, select_lowest, select_sampler
 from ups.training.artifact import stage_of_run
-from ups.training.fit import RanksOfRun
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -38,7 +41,7 @@ class Validation:
     residuals: Mapping[str, TransientResiduals]
     contexts: Mapping[str, int]
     seed: int
-    ranks: RanksOfRun
+    ranks: "Ranks"
 
     def horizon(self, name: str) -> int:
         """Frames of the ensembles of a task."""
@@ -102,7 +105,7 @@ def validate_samplers(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: RanksOfRun,
+    ranks: "Ranks",
 ) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: `Validation.crps`} of the samplers of one network, with the decisions on the error of
     sampled states, which is 0 and none if no network saw states with errors in training.

@@ -2,11 +2,8 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ups.common.files import file_hash, require_hash
@@ -14,40 +11,13 @@ from ups.common.progress import Bar, note, peer_failed, waiting
 from ups.training.folder import StageFolder
 from ups.training.weights import read_weights, write_weights
 
+if TYPE_CHECKING:
+    from ups.training.run import Run
+
 Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
-class RanksOfRun(Protocol):
-    """What models ask of `ups.training.ranks.Ranks`."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
-    def reduce_sum(self, tensor: Tensor) -> Tensor: ...
-
-
-class RunOfStage(Protocol):
-    """What models ask of `ups.training.run.Run`."""
-
-    stage: str
-    directory: Path
-    folder: StageFolder
-    ranks: RanksOfRun
-    rank: int
-    world: int
-    is_main: bool
-
-    def print(self, *values: Any) -> None: ...
-    def seed_all(self) -> None: ...
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
-    def ema_weights(self) -> AbstractContextManager[None]: ...
-    def validated(self, metrics: dict[str, Any], text: str) -> None: ...
-    def keep_best(self, score: float) -> None: ...
-
-
-def fit_once(run: RunOfStage, folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
+def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
     """Name -> the result of fits[name](), which one rank calls once; later starts read it from FOLDER of the
     stage.
 
@@ -59,7 +29,7 @@ def fit_once(run: RunOfStage, folder: str, fits: dict[str, Callable[[], Fit]], d
         return [name for name in fits if not (run.directory / folder / f"{name}.json").is_file()]
 
     def fit_or_find() -> dict[str, Fit]:
-        for name in list(fits)[run.rank :: run.world]:
+        for name in list(fits)[run.ranks.rank :: run.ranks.world]:
             if name in missing():
                 _keep_fit(run.folder, f"{folder}/{name}", *fits[name]())
         # fits may take longer than the time limit of a collective; `agreed` raises errors of other ranks
@@ -69,9 +39,10 @@ def fit_once(run: RunOfStage, folder: str, fits: dict[str, Callable[[], Fit]], d
                 time.sleep(0.2)
         return {} if waited_for else {name: find_fit(run.folder, f"{folder}/{name}") for name in fits}
 
-    with Bar(
-        f"{run.stage}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()), unit="tasks"
-    ):
+    def done() -> int:
+        return len(fits) - len(missing())
+
+    with Bar(f"{run.stage}: {folder}", len(fits), run.ranks.is_main, done, unit="tasks"):
         return run.agreed(fit_or_find, doing)
 
 

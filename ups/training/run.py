@@ -61,7 +61,7 @@ class Run:
         if run.is_finished:
             send_event("finished")
         else:
-            check_launch(train, stage, run.world)
+            check_launch(train, stage, run.ranks.world)
             run._open()
         return run
 
@@ -72,9 +72,8 @@ class Run:
         self.folder = StageFolder(config, stage, parents)
         self.directory = self.folder.path
         self.ranks = ranks = Ranks(self.folder, train.hang_s)
-        self.rank, self.world, self.is_main = ranks.rank, ranks.world, ranks.is_main
         self.agreed, self.print, ranks.close = ranks.agreed, ranks.print, self.close
-        num_rows = -(-train.batch_size // self.world)
+        num_rows = -(-train.batch_size // ranks.world)
         self.counters = Counters(min(train.micro_batch, num_rows), train.micro_batch)
         self.metrics = MetricsLog(self.ranks, self.counters)
         self.model = self.updates = self.saving = self.bar = None  # until `attach` and `steps`
@@ -98,32 +97,32 @@ class Run:
         if is_fsdp_requested(self.accelerator):
             require_fsdp(self.accelerator, train.batch_size, self.config.ddp.overlap)
         refusal = ranks.agreed(
-            lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory"
+            lambda: ranks.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory"
         )
         if refusal := ranks.gather(refusal)[0]:
             raise FileExistsError(refusal)
-        ranks.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
+        ranks.agreed(lambda: ranks.is_main and self._write_start(), "opening the stage directory")
         ranks.agreed(self._enter_folder, "looking for the stage directory")
         ranks.agreed(lambda: ranks.activity.open(self.directory / "heartbeat"), "writing the first heartbeat")
         self.folder.is_open = True
         ranks.status("running")
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
-        passes = math.ceil(train.batch_size / self.world / self.counters.micro_batch)
+        passes = math.ceil(train.batch_size / ranks.world / self.counters.micro_batch)
         precision = precision_in_words(train.precision, self.device)
         self.print(
-            f"{self.position}: {self.directory} on {self.world} x {device}, precision {precision}; batch "
-            f"{train.batch_size} = {self.world} processes x {passes} passes of at most "
+            f"{self.position}: {self.directory} on {ranks.world} x {device}, precision {precision}; batch "
+            f"{train.batch_size} = {ranks.world} processes x {passes} passes of at most "
             f"{self.counters.micro_batch}"
         )
 
     def _write_start(self) -> None:
-        self.folder.begin(describe_environment(self.world, self.device))
+        self.folder.begin(describe_environment(self.ranks.world, self.device))
         self.metrics.tracker = Tracker(
             self.directory, self.config.tracker, self.config.run.name, self.stage, to_dict(self.config)
         )
 
     def _enter_folder(self) -> None:
-        self.folder.enter(self.rank)
+        self.folder.enter(self.ranks.rank)
         self.counters.micro_batch = self.folder.micro_batch(self.train.micro_batch, self.counters.micro_batch)
 
     # ---------------------------------------------------------------- model
@@ -140,7 +139,7 @@ class Run:
         """
         self.model = model.to(self.device)
         self.ranks.broadcast((*model.parameters(), *model.buffers()), "sending the first weights")
-        seed_everything(generator(self.config.run.seed, "rank", self.rank).initial_seed())
+        seed_everything(generator(self.config.run.seed, "rank", self.ranks.rank).initial_seed())
         with self.ranks.activity.waiting("wrapping the model"):
             strategy = strategy_of(model, self.accelerator, self.config.ddp.overlap)
         self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim)
@@ -188,7 +187,7 @@ class Run:
         validation of its step. After a SIGTERM or SIGINT on any rank: saves and raises SystemExit(143).
         """
         self.metrics.mark()
-        bar = Bar(self.position, self.train.steps, self.is_main, initial=self.step, unit="step")
+        bar = Bar(self.position, self.train.steps, self.ranks.is_main, initial=self.step, unit="step")
         with self.ranks.activity.in_loop(), bar as self.bar:
             while not self._is_over():
                 self._is_updated = False
@@ -281,9 +280,9 @@ class Run:
                 f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end."
             )
         with self.ranks.activity.waiting("gathering the weights"):
-            tensors = full_weights(self.model, self.updates.exported(), self.is_main)
+            tensors = full_weights(self.model, self.updates.exported(), self.ranks.is_main)
         self.agreed(
-            lambda: self.is_main and self._export(tensors, results, model_config), "writing the results"
+            lambda: self.ranks.is_main and self._export(tensors, results, model_config), "writing the results"
         )
         self.ranks.is_finished = True
         send_event("finished")

@@ -17,7 +17,6 @@ from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_axes import (
     CONVERT,
     COUNTERS,
-    SPACE,
     Guess,
     candidates,
     fields_of,
@@ -40,13 +39,13 @@ from ups.userdata.describe_files import (
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, meant, written
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.layout import WORDS, canonical_word, field_of
+from ups.userdata.layout import WORDS, field_of
 from ups.userdata.masks import first_frames
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.readers import Store, open_store
 from ups.userdata.section import DEFAULTS, MOST_PARAMETERS, complete, facts
 from ups.userdata.the_well import from_well, is_well
-from ups.userdata.times import TIMES, jumps_in, times_in
+from ups.userdata.times import jumps_in, times_in
 from ups.userdata.trajectories import ENOUGH_RUNS, Trajectories
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
@@ -134,8 +133,7 @@ def _describe(store: Store) -> tuple[list[Line], float]:
     require_field(guess)
     _require_one_grid(guess)
     cut, num = _choose_windows(guess)
-    is_dated = guess.sizes.get("time") == 1 or (guess.is_steady and _is_dated(guess))
-    if is_dated or (guess.is_steady and (len(guess.axes) < 2 or num < FEWEST)):
+    if guess.sizes.get("time") == 1 or (guess.is_steady and (len(guess.axes) < 2 or num < FEWEST)):
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     fields = [field_of(array) for array in guess.axes]
@@ -180,8 +178,6 @@ def _guess_layout(store: Store) -> Guess:
     axes, names, is_sure, found = {}, {}, True, candidates(store, fields)
     for array in fields:
         words, told, tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array, found)
-        if "*" in array and "time" not in words:  # a group is one trajectory
-            words = ["time" if word == "trajectory" else word for word in words]
         axes[array] = words
         names, is_sure = told | names, is_sure and tells
     series = series_of(Guess(store, axes, names))
@@ -238,15 +234,6 @@ def _only_maps(guess: Guess, num: int) -> str:
     )
 
 
-def _is_dated(guess: Guess) -> bool:
-    """Whether maps have one date, along an axis of length 1."""
-    store = guess.store
-    names = zip(store.first_array(guess.array).axes, guess.words, strict=False)
-    single = [(name,) for name, word in names if word == "single"]
-    dates = [name for name in store.names() if " since " in str(store.attributes(name).get("units", ""))]
-    return any(store.array(name).axes in single for name in dates)
-
-
 def _time_lines(guess: Guess) -> list[Line]:
     """The line inputs of a steady task, or dt if the file has no times."""
     store = guess.store
@@ -255,11 +242,8 @@ def _time_lines(guess: Guess) -> list[Line]:
             Line("inputs", [*guess.places[0].fields], "no array has an axis of time: which one is given?")
         ]
     found, name = times_in(store, guess.places), ""
-    sizes = [dict(zip(words, guess.shape(array), strict=True)) for array, words in guess.axes.items()]
-    frames = max(size.get("time", 0) for size in sizes)
-    if found is None or len(found[1]) not in (frames, frames + 1):
-        name = guess.names.get("time", "")
-        found = times_in(store, guess.places, name) if name else None
+    if found is None and (name := guess.names.get("time", "")):
+        found = times_in(store, guess.places, name)
     if found is None:
         numbers = in_words(numbers_of(store))
         known = f" ({numbers})" if numbers else ""
@@ -288,11 +272,9 @@ def _forcing_lines(guess: Guess) -> list[Line]:
 
 
 def _differing(runs: Sequence[dict[str, float]]) -> list[str]:
-    """The places of numbers that every run has and that differ; of those of one name the first."""
+    """The places of numbers that every run has and that differ."""
     places = [place for place in (runs or [{}])[0] if all(place in run for run in runs)]
-    differing = [place for place in places if len({run[place] for run in runs}) > 1]
-    names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
-    return [place for place in differing if place in names.values()]
+    return [place for place in places if len({run[place] for run in runs}) > 1]
 
 
 def _parameter_lists(guess: Guess) -> list[str]:
@@ -300,10 +282,7 @@ def _parameter_lists(guess: Guess) -> list[str]:
     store, num = guess.store, guess.num_trajectories
     known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
     known |= {name for array in guess.axes for name in store.runs(array)}
-    for name in store.names():  # coordinates, and what varies along a named axis
-        axes = store.array(name).axes
-        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
-        known |= {*axes, *[name] * is_coordinate}
+    known |= {axis for name in store.names() for axis in store.array(name).axes}
     return [
         name
         for name, values in lists_of(store, guess.axes).items()
@@ -312,7 +291,6 @@ def _parameter_lists(guess: Guess) -> list[str]:
         and not is_called(name, COUNTERS)
         and len(values) == num
         and np.isfinite(values).all()
-        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
     ]
 
 

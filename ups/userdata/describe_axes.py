@@ -15,7 +15,6 @@ from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import (
     Coordinate,
     coordinate,
-    is_even,
     is_even_grid,
     is_monotone,
     line_in,
@@ -55,11 +54,6 @@ SPACE_NAMES = SPACE_WORDS - {*"ijks"}  # these may be parameters as well
 # lists that count or describe steps of a solver, and are neither times nor parameters
 COUNTERS = re.compile(
     r"(wall|cpu|world)_?(time|clock)|(time_?)?steps?|dt|iter\w*|i?count\w*|write_number|cycle\w*|cfl"
-)
-# numbers of an equation, one for each trajectory
-PARAMETERS = re.compile(
-    r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|"
-    r"coef\w*|param\w*|amplitude|seed"
 )
 NODES = re.compile(
     r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?|grid|mesh)"
@@ -315,8 +309,6 @@ def _words_by_length(
     known, names, is_sure = assigned(shape, found)
     words = dict(known)
     rest = [axis for axis, size in enumerate(shape) if axis not in words and (size > 1 or axis == 0)]
-    lists, axes_of = lists_of(store, [array]), {one.name for one in found}
-    counts = {len(lists[name]) for name in {*lists} - axes_of if known or is_called(name, PARAMETERS)}
     for number, axis in enumerate(rest):
         size, taken, others = shape[axis], [*words.values()], [n for n in rest if n != axis]
         space = [word for word in taken if word not in WORDS]
@@ -324,8 +316,6 @@ def _words_by_length(
         letter = next((name for name in SPACE if name not in taken), "component")
         before_time = next((axis < n for n, word in words.items() if word == "time"), True)
         is_square = not before_time and any(shape[n] == size for n, word in known.items() if word != "time")
-        is_counted = size in counts and (space or len(rest) > 1 + is_alone or (known and others))
-        is_counted = is_counted and not is_square and (known or not number)
         if known or not number:
             is_film = _is_alike(store, array, axis) or (is_alone and not known and len(rest) == 2)
         else:  # maps of as many cells along each axis, of several fields, are pairs
@@ -334,7 +324,6 @@ def _words_by_length(
         is_few = size <= min([MOST_CHANNELS, *(n / 2 for n in inner)])
         is_vector = is_few and axis == rest[-1] and size == len(space)
         rules = (  # word, whether it fits, whether it is no guess; the first that fits counts
-            ("trajectory", is_counted, is_sure),  # there are lists with one number for each
             (letter, is_square or (not space and axis == rest[-1]), False),
             ("time", is_film, False),
             ("trajectory", before_time or (space and known), is_sure and not others and "time" in taken),
@@ -449,12 +438,7 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
         is_sure = array.axes or sizes["time"] not in {*space, sizes.get("trajectory")}
         if is_series and is_sure and all(sizes.get(w) == n for w, n in zip(words, array.shape, strict=True)):
             values = np.asarray(store.read(store.first(name)))
-            if (
-                values.size
-                and np.isfinite(values).all()
-                and np.ptp(values) > 0
-                and not (words == ["time"] and is_even(values))
-            ):
+            if np.isfinite(values).all() and np.ptp(values) > 0:
                 found[name] = words
     return found
 
@@ -498,20 +482,12 @@ def are_nodes(name: str, array: Stored) -> bool:
 
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     """The lists that rise or fall, those of usual names first."""
-    usual = [*TIMES, *SPACE]
     found = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
-        if not is_called(name, PARAMETERS) and is_monotone(values)
+        if is_monotone(values)
     ]
-    return sorted(
-        found,
-        key=lambda one: (
-            one.name not in usual,
-            is_called(one.name, COUNTERS),
-            "time" not in one.name.lower(),
-        ),
-    )
+    return sorted(found, key=lambda one: (one.name not in (*TIMES, *SPACE), is_called(one.name, COUNTERS)))
 
 
 def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
@@ -529,9 +505,6 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
         exact = [kind for kind, one in best.items() if one.size == size]
         longer = [kind for kind, one in best.items() if one.size == size + 1 and one.size not in shape]
         kinds = sorted([*exact, *longer], key=lambda kind: (kind != "time", [*best].index(kind)))
-        in_space = [kind for kind in kinds if kind != "time"]
-        if len(kinds) > len(axes) == len(in_space):
-            kinds = in_space
         if len(kinds) >= len(axes):
             words |= dict(zip(axes, kinds, strict=False))
             is_sure &= len(axes) == len(kinds) == 1

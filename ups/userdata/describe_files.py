@@ -26,8 +26,6 @@ def pattern_of(path: Path) -> tuple[str, str]:
     if the numbers in their names are neither dates nor consecutive."""
     files = sibling_files(path)
     differ = _varying_numbers(files)
-    if not differ:
-        return str(path), ""
     parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
     names = ["*" if place in differ else part for place, part in enumerate(parts)]
     stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
@@ -107,8 +105,6 @@ def missing_lines(guess: Guess) -> tuple[list[str], list[Line]]:
     """(Numbers that seem to mean missing, the keys missing and skip_missing with their questions.)"""
     found, lines, has_gaps = {}, [], False
     for place in guess.places:
-        if place.axes.count("component") > 1:
-            continue
         frames = [*sampled_frames(guess.store, place, guess.space, LOOKED_AT)]
         extremes = Extremes(place.fields)
         for frame in frames:

@@ -42,11 +42,10 @@ def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray,
     ends."""
     units = str(store.attributes(found[0]).get("units", "")) if found else ""
     if is_globe(axis, units):
-        is_longitude = not axis.lower().startswith("lat") and not units.startswith("degrees_n")
         is_turn = found is not None and abs(u.shape[at] * abs(found[1][1] - found[1][0]) - 360) < 1
-        return PERIODIC if is_longitude and is_turn else NO_FLUX
+        return PERIODIC if is_turn else NO_FLUX
     walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
-    if walls < SMALL * (float(u.std()) or 1.0):
+    if walls < SMALL * float(u.std()):
         return DIRICHLET
     return PERIODIC if jumps(u, at) < JUMP else NO_FLUX
 
