@@ -3,6 +3,7 @@ definitions, exact solutions, hand-set weights."""
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 
@@ -566,16 +567,6 @@ def test_constant_faces_between_cold_walls_solve_the_poisson_problem(space):
     assert relative(u_pred[0, 0], u_ref) < 1e-5 and relative(u_pred[1, 0], u_ref) < 1e-5
 
 
-def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
-    """(the linear operator, its source) that a call builds."""
-    kept = []
-    solve = base._solve
-    base._solve = lambda operator, source: kept.append((operator, source)) or solve(operator, source)
-    solution = base(u, parameter_batch(torch.full((len(u), 1), 0.5)))
-    base._solve = solve
-    return *kept[0], solution
-
-
 SPACES = [((9,), 1), ((6, 5), 2), ((4, 3, 5), 1)]
 
 
@@ -588,7 +579,8 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
             8.0  # a reaction of order one: without walls the problem is singular otherwise
         )
     base.ITERATIONS = 80
-    operator, source, solution = system_of(base, noise(2, 1, 1, *space))
+    given = noise(2, 1, 1, *space), parameter_batch(torch.full((2, 1), 0.5))
+    (operator, source), solution = base.system(*given), base(*given)
     assert solution.shape == (2, channels, *space)
     # float32; 2e-4 measured
     assert relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3
@@ -657,6 +649,23 @@ def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
     after = relative(base(a[held], parameter_batch(zeros[held])), u[held])
     mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
     assert calibrated < before and after < 0.02 * mean, (before, calibrated, after, mean)
+
+
+@torch.no_grad()
+def test_more_iterations_show_the_error_of_large_contrast_and_a_twin_does_not():
+    """Of an exact law: the iterations that suffice in training do not for coefficients of more contrast."""
+    base, none = scrambled(elliptic((16, 16), DIRICHLET), 0.4), parameter_batch(torch.zeros(4, 1))
+    refined, exact, twin = base.refined({}), base.refined({}), scrambled(copy.deepcopy(base), 1e-4, seed=4)
+    exact.ITERATIONS = 600
+    assert refined.ITERATIONS > base.ITERATIONS == Elliptic.ITERATIONS
+    u = noise(4, 1, 1, 16, 16)
+
+    def wrong(contrast: float) -> list[float]:
+        u_pred, u_ref, *others = (one(contrast * u, none) for one in (base, exact, refined, twin))
+        return [float((u_pred - other).norm() / u_ref.norm()) for other in (u_ref, *others)]
+
+    (known, seen, _), (error, shown, fake) = wrong(1.0), wrong(4.0)
+    assert max(known, seen) < 1e-5 and error > 0.01 and error / 2 < shown < 2 * error and fake < error / 10
 
 
 def test_calibration_finds_the_gain_of_a_scaled_source():

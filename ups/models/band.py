@@ -5,8 +5,8 @@
 of normalised fields. s, the expected RMS error of a rollout, is proportional to its difference from the
 rollout of a twin (`differences`): its base was fitted to half of the data, and it starts from an image of the
 start under a symmetry of the equation. What the data did not determine differs there, also far from them.
-Base and twin share derivatives, time steps and rounding; where a base is integrated, the difference from
-the same base with finer ones, in float64, counts as well (`joined`). p is the profile of errors in time, from
+Base and twin share derivatives, steps and rounding; the difference from the same base with finer ones
+(`Base.refined`), where it takes steps, counts as well (`joined`). p is the profile of errors in time, from
 every fourth validation rollout. local is large where the forecast is steep, as errors are mostly shifts. q is
 the smallest number that holds in all cells and frames of enough of the others (Vovk, Gammerman and Shafer
 2005, chapter 4; one number per rollout, not per cell): a new start of the same distribution is inside with at

@@ -244,8 +244,8 @@ class Base(nn.Module):
         return None
 
     def refined(self, settings: dict[str, Any]) -> "Base | None":
-        """The base of these settings with the same weights, in float64, derivatives that are more exact and
-        twice the steps. None without an integration of its own, or if `twin` has them already."""
+        """The base of these settings with the same weights and more steps, an integration in float64 and with
+        derivatives that are more exact. None without steps of its own, or if `twin` has them already."""
         return None
 
 
