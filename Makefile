@@ -42,15 +42,17 @@ TRAINED := $(sort $(patsubst $(HERE)train_%.py,%,$(wildcard $(HERE)train_*.py)))
 export PYTHONUNBUFFERED := 1
 
 # Variables are checked before anything runs.
+# Recipes hand these to the shell as single words.
+UNSAFE := ; & | < > ( ) ' " ` \ * ? [ ] { }
+$(foreach name,CONFIG RUN RUNS TOPOLOGY TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name))))$(if $(filter command \
+  environment,$(origin $(name))),$(findstring $$,$(value $(name))))$(strip $(foreach sign,$(UNSAFE),$(findstring $(sign),$($(name))))),$(error \
+  $(name) is '$(value $(name))'; expected one word, without spaces, $$ or any of $(UNSAFE). Rename the file or folder)))
 ifneq ($(filter-out help venv test test-faults lint corrector leaderboard publish smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard $(HERE)configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard $(TOPOLOGY_FILE)),,$(error no $(TOPOLOGY_FILE); expected TOPOLOGY to \
   be one of: $(basename $(notdir $(wildcard $(HERE)accelerate_configs/*.yaml)))))
 endif
-# Recipes use paths and names as single words.
-$(foreach name,CONFIG RUN RUNS TOPOLOGY TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
-  '$($(name))'; expected one word, without spaces. Rename the file or folder)))
 $(if $(RUNS),,$(error RUNS is empty; expected a folder, such as RUNS=runs))
 # RUN names a folder inside RUNS.
 $(if $(and $(filter 1,$(words $(RUN))),$(if $(findstring /,$(RUN))$(filter .%,$(RUN)),,yes)),,$(error RUN is \

@@ -347,6 +347,8 @@ def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(mode
     assert draws.shape == (2, 3, 1, 32, 32) and (draws > 0).all() and (draws.std(1) > 0).any()
     unknown = np.where(mask, a, np.nan).astype("float32")
     np.testing.assert_array_equal(model.prior("darcy2d_grf", unknown, mask, members=3), draws)
+    nowhere = model.prior("darcy2d_grf", a[0], np.zeros((32, 32)), members=3)
+    np.testing.assert_array_equal(model.prior("darcy2d_grf", None, members=3), nowhere)
     one = model.prior("darcy2d_grf", torch.from_numpy(a[0]), torch.from_numpy(mask), members=3)
     assert isinstance(one, torch.Tensor)
     torch.testing.assert_close(one, torch.from_numpy(draws[0]), rtol=1e-4, atol=1e-6)
@@ -852,6 +854,7 @@ BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Re
         ({"u0": torch.zeros(1, 256).to_sparse()}, f"given torch.sparse_coo; {NUMBERS}"),
         ({"u0": np.full((1, 256), "1")}, f"burgers1d was given an array of <U1; {NUMBERS}"),
         ({"dt": "0.05"}, "burgers1d was given the time step '0.05'; expected 0.05"),
+        ({"dt": np.timedelta64(1, "s")}, "burgers1d was given the time step .*; expected 0.05"),
         ({"num_frames": "2"}, "burgers1d was given '2' frames to forecast; expected a whole number"),
         ({"num_frames": True}, "burgers1d was given True frames to forecast; expected a whole number"),
         ({"num_frames": 10**9}, BIG),
@@ -892,10 +895,12 @@ def test_products_with_the_derivative_and_its_transpose_agree_in_numpy(pretraine
     assert found["u0"].shape == u0.shape and found["u0"].dtype == u0.dtype
     expected = (found["u0"] * du).sum() + found["Nu"] @ [1.0, -1.0]
     assert (du_pred * u_pred).sum() == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(ValueError, match="no derivative by 'nu'; expected u0, Nu"):
-        pretrained.jvp(**given, along={"nu": 1.0})
-    with pytest.raises(ValueError, match="no derivative by nothing; expected u0, Nu"):
-        pretrained.jvp(**given, along={})
+    number = given | {"parameters": {"Nu": 0.02}}
+    change = pretrained.jvp(**number, along={"Nu": 1.0})[1]
+    assert (change * u_pred).sum() == pytest.approx(pretrained.vjp(**number)[1](u_pred)["Nu"], rel=1e-4)
+    for along, which in (({"nu": 1.0}, "'nu'"), ({}, "nothing"), (du, "nothing")):
+        with pytest.raises(ValueError, match=f"no derivative by {which}; expected u0, Nu"):
+            pretrained.jvp(**given, along=along)
     with pytest.raises(ValueError, match=r"a change of u0 of shape \(3,\); expected one that broadcasts to"):
         pretrained.jvp(**given, along={"u0": du[0, 0, :3]})
     with pytest.raises(ValueError, match=r"given v of shape \(3,\); expected one that broadcasts to"):

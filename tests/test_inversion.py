@@ -168,6 +168,7 @@ def test_a_start_and_a_viscosity_are_found_from_a_tenth_of_the_cells_with_interv
         ({}, ["Nu"], {"u0": film(3)[0].requires_grad_()}, "a tensor that requires a gradient; expected one"),
         ({}, 3, {}, r"the unknowns \[3\]; expected some of u0, Nu"),
         ({"frames": [0, 1, 2, 3, torch.nan]}, ["u0", "Nu"], {}, "expected ascending whole numbers from 0"),
+        ({"frames": [0, 1, 2, 3, 10**9]}, ["u0", "Nu"], {}, "takes .* bytes and memory has room for"),
         ({"values": film(3)[:5] * torch.inf}, ["u0", "Nu"], {}, "with wrong values where it is measured"),
         ({}, ["u0", "Nu"], {"members": 0}, "members is 0; expected a whole number"),
         ({"noise": 0.0}, ["u0", "Nu"], {}, "with wrong noise .* a noise above 0"),

@@ -52,7 +52,7 @@ def banded(
     if head.facts.band is None:
         raise ValueError(
             f"{head.name} has no band in its weights; expected that of this version's operator stage, from "
-            f"{MIN_ROWS} validation rollouts or more. {AGAIN}"
+            f"{MIN_ROWS} validation rollouts or more (data.val_fraction). {AGAIN}"
         )
     band, num_frames, shape = Band(**head.facts.band), w_pred.shape[1], (-1, *[1] * (w_pred.ndim - 1))
     profile = torch.tensor(band.profile, device=w_pred.device)

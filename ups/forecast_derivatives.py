@@ -68,11 +68,11 @@ def jvp(
 ) -> tuple[Field, Field]:
     """As `Forecaster.jvp`."""
     function, values, restored = forecast_of(forecast, head, *given, **options)
-    if not along or not {*along} <= {*values}:
-        unknown = [repr(name) for name in along if name not in values]
+    if not isinstance(along, Mapping) or not along or not {*along} <= {*values}:
+        unknown = [repr(name) for name in along if name not in values] if isinstance(along, Mapping) else []
         raise ValueError(
             f"{head.name} has no derivative by {', '.join(unknown) or 'nothing':.80}; expected "
-            f"{', '.join(values)}. Use those."
+            f"{', '.join(values)}. Pass changes of those by name."
         )
     starts, changes = {name: values[name] for name in along}, {}
     for name, one in starts.items():

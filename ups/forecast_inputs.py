@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -125,6 +126,7 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
     is_masked = head.codec.valid is not None or codec.valid is not None
     is_steady, same_grid = head.task.is_steady, tuple(u.shape[3:]) == codec.space
+    is_number = isinstance(dt, (Real, Tensor)) and not isinstance(dt, np.timedelta64)
     num_wanted = "1, as it is steady" if is_steady else "a whole number, at least 1"
     checks = [
         (
@@ -156,7 +158,7 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
             f"{num_frames!r:.40} frames to forecast; expected {num_wanted}. Ask for 1",
         ),
         (
-            dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
+            dt is None or (is_number and abs(dt - trained) <= SAME * trained),
             f"the time step {dt!r:.40}; expected {trained:g}, with which the operator was trained. "
             "Take frames so far apart, or train with the other step",
         ),

@@ -19,7 +19,7 @@ def unmeasured(head: TaskHead, u: Any) -> Any:
     """A coefficient of which nothing is known, for every row of the measured solution u of `prior`, of the
     same kind."""
     codec = head.input_codec
-    given = u["values"] if isinstance(u, Mapping) and "values" in u else torch.zeros(head.codec.space)
+    given = u["values"] if isinstance(u, Mapping) and "values" in u else np.zeros(head.codec.space)
     lead = as_tensor(given, f"{head.name}'s u values").shape[: -codec.ndim - 1]
     a = torch.full((*lead, codec.num_channels, *codec.space), torch.nan)
     return a if isinstance(given, Tensor) else a.numpy()
@@ -106,7 +106,7 @@ def like_values(name: str, what: str, found: Tensor, shape: Sequence[int]) -> Te
     """Numbers that broadcast to values of this shape, by NumPy's rules, so expanded. Raises ValueError, by
     name."""
     try:
-        return found.expand(*shape)
+        return found.expand(tuple(shape))
     except RuntimeError:
         raise ValueError(
             f"{name} was given {what} of shape {tuple(found.shape)}; expected one that broadcasts to "

@@ -285,6 +285,7 @@ class Forecaster:
 
         With noise, blocks or u the coefficient is sampled by ups/generative/inversion.py.
         """
+        from ups.forecast_measured import coefficient, read_values, unmeasured
         from ups.generative.observation import observe_cells
         from ups.generative.sampling import sample_solutions
 
@@ -293,11 +294,9 @@ class Forecaster:
         sampler, head = self._sampler(task, "prior", members, is_steady=True), self.operator.head(task)
         is_exact = u is None and blocks == 1 and isinstance(noise, Real) and noise == 0
         if not is_exact:
-            from ups.forecast_measured import coefficient, read_values, unmeasured
             from ups.generative.inversion import sample_measured
-
-            if a_observed is None:
-                a_observed, mask = unmeasured(head, u), torch.zeros(head.input_codec.space)
+        if a_observed is None:
+            a_observed, mask = unmeasured(head, u), torch.zeros(head.input_codec.space)
         a, restore = self._read(task, a_observed, ("member",))
         codec, space = head.input_codec, a.shape[3:]
         observed = as_tensor(torch.ones(space) if mask is None else mask, f"{task}'s mask")
@@ -307,9 +306,9 @@ class Forecaster:
             codec.ndim,
         ):
             raise ValueError(
-                f"{task} was given a mask of shape {tuple(observed.shape)}; expected ([batch,] "
-                f"*space), as the field is {tuple(space)}. Pass 1 where the "
-                "coefficient is observed, else 0."
+                f"{task} was given a field of shape {tuple(a.shape)} and a mask of shape "
+                f"{tuple(observed.shape)}; expected (batch, 1, C, *space) with {codec.ndim} axes of space, "
+                "and ([batch,] *space). Pass 1 where the coefficient is observed, else 0."
             )
         observed = observed.expand(len(a), *space)[:, None]
         check_random(task, seed, None, len(a))
@@ -359,7 +358,8 @@ class Forecaster:
         from ups.generative.validation import DEFAULT, best_within, default_sampler
 
         head = self.operator.head(task)
-        name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}.get(by, by)
+        name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}
+        name = name.get(by, by) if isinstance(by, str | None) else ""
         if head.task.is_steady != is_steady or name not in SAMPLERS or (name == "prior") != is_steady:
             wanted = (
                 "prior(task, a_observed, mask), as it is steady"

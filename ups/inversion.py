@@ -15,11 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from ups.common.device import plain_torch
-from ups.forecast_inputs import Values, check_parameters, check_random, read_forcing, start
+from ups.forecast_inputs import (
+    BYTES,
+    Values,
+    check_parameters,
+    check_random,
+    read_forcing,
+    require_room,
+    start,
+)
 from ups.forecast_measured import observed
 from ups.forecast_xarray import Field, as_tensor
 from ups.forecaster import Forecaster
@@ -192,6 +201,8 @@ def invert(
     num_frames, mask = max(1, frames[-1]), head.codec.masked(mask, False)
     device, boundary, codec = head.scale.device, head.task.boundary, head.input_codec
     known, names, law = head.facts.parameters, head.task.forcing, ()
+    free, why = psutil.virtual_memory().available, "the number of the last observed frame"
+    require_room(BYTES * ROWS * num_frames * math.prod(shape), free, "memory", why)
     some = {name: known[name][1] for name in unknown if name in known} | dict(parameters or {})
     given = torch.zeros(1, 1, codec.num_channels, *codec.space, device=device)
     if "u0" in unknown:

@@ -224,7 +224,8 @@ def _require_one_film(store: Store, names: Sequence[str]) -> None:
         if len(same) >= FRAMES and len(shapes) == 1 and not is_run and "#" != form:
             raise ValueError(
                 f"{store.path} holds {len(same)} arrays {same[0]}, {same[1]}, .. of shape {shapes.pop()}; "
-                f"expected one with an axis of time. Stack them ({CONVERT}), and describe that file."
+                f"expected one with an axis of time. Stack them ({CONVERT}), and describe that file; or, if "
+                "they are fields, write the section yourself."
             )
 
 
