@@ -272,7 +272,7 @@ def corrector(record: Record) -> Rows:
         low, *_, high = sorted(row["octaves"])
         seconds, ratios = mean(row["seconds"]), row.get("over the full grid", [])
         yield (
-            f"{record['task']}, {record['leads'][0]} steps",
+            f"{record['task']}, {record['leads'][0]} steps, {len(row['seconds'])} starts",
             f"{row['cells']}{CORRECTORS.get(column, '')}",
             ", ".join(number(mean(some)) for some in row["errors"]),
             ", ".join(f"{value:.2g} [{a:.2g}, {b:.2g}]" for value, a, b in ratios) or MISSING,

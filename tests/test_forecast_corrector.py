@@ -84,6 +84,8 @@ def test_the_correction_is_the_operators_over_the_users_step(trained):
     found = StepCorrector(model, coarse)(u, DT)
     expected = model.forecast("waves", u[:, None])[:, 0]
     assert abs(found - expected).max() < 1e-5 < 1e-2 < abs(found - coarse(u)).max()
+    head = model.operator.heads["waves"]  # data have bounds of waves, a corrected step has none
+    assert head.facts.waves is not None and head.wave_bounds is None
 
 
 def test_arrays_come_back_in_the_kind_and_shape_that_came(trained):

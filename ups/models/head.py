@@ -133,7 +133,9 @@ class TaskHead(nn.Module):
     def _set_constraints(self) -> None:
         self.constraints = constraints_of(self)
         self.invariants = tuple(one for one in self.constraints if not isinstance(one, Bounds))
-        self.wave_bounds = WaveBounds(self).to(self.scale.device) if self.facts.waves is not None else None
+        # not over a user's step: with them NumPy's corrector errs 2.3 times as much (docs/lab/log.md)
+        is_bounded = self.facts.waves is not None and not self.base.is_user_solver
+        self.wave_bounds = WaveBounds(self).to(self.scale.device) if is_bounded else None
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""
