@@ -222,25 +222,36 @@ def test_samples_of_sampled_states_have_the_moments_of_those_of_observed_ones():
     assert not pull.any() and (gain == 1).all()
 
 
-def moments(energy: float, error: float) -> Tensor:
-    """Moments of residuals that do not depend on the prediction."""
-    mean = torch.tensor([1.0, 0.0, energy])
-    return torch.stack([mean, error * mean]).view(2, 3, 1, 1).expand(-1, -1, 1, 9)
+def moments(energy: float, error: float, product: float = 0.0) -> Tensor:
+    """Moments of residuals, over the power of the prediction."""
+    mean = torch.tensor([1.0, product, energy])
+    return torch.stack([mean, error * mean.abs()]).view(2, 3, 1, 1).expand(-1, -1, 1, 9)
 
 
-def test_the_gain_of_a_shell_is_significant_or_one():
+def test_a_gain_is_significant_or_one_and_a_pull_no_larger_than_the_energy_of_states_needs():
+    """Samples that do not know the prediction; rows of their energy, the product of residuals, error, whether
+    states are sampled, pull and gain. Residuals have a power of 0.25 beside the product."""
     limits = WaveLimits(1, 16, boundary="periodic")
-    for ratio, error, expected in (
-        (1.2, 0.05, 1.0),
-        (1.2, 0.01, 1.2**-0.5),
-        (0.5, 0.01, math.sqrt(2)),
-        (0.5, 0.5, 1.0),
-        (1e-6, 0.01, LARGEST),  # noise is not made from next to nothing
+    for own, product, error, is_sampled, *expected in (
+        (0.30, 0.0, 0.05, False, 0, 1),
+        (0.30, 0.0, 0.01, False, 0, 1.2**-0.5),
+        (0.125, 0.0, 0.01, False, 0, 1),  # no noise is made, which costs CRPS
+        (0.125, 0.0, 0.01, True, 0, math.sqrt(2)),
+        (0.125, 0.0, 0.5, True, 0, 1),
+        (1e-6, 0.0, 0.01, True, 0, LARGEST),
+        (0.25, -0.5, 0.01, False, math.sqrt(1.1 * 0.5 - 0.25) - 1, 1),  # the energy of states is 0.5
+        (0.25, -0.5, 0.01, True, -0.5, 1),
+        (0.25, -0.04, 0.01, False, 0, 1),  # without a pull 1.07 of the energy of states
+        (0.25, -0.04, 0.01, True, -0.04, 1),
+        (0.25, -0.5, 1.0, False, 0, 1),
+        (0.25, 0.5, 0.01, False, math.sqrt(2.5 / 1.1 - 0.25) - 1, 1),
     ):
-        limits.set_gains(moments(1.0, error), moments(ratio, error), 2, False)
-        pull, gain = limits.gains[1].unbind(1)
-        torch.testing.assert_close(gain, torch.full_like(gain, expected))
-        assert not pull.any()
+        exact, sampled = moments(0.25 + product**2, error, product), moments(own, error)
+        limits.set_gains(exact, sampled, 2, is_sampled)
+        found = limits.gains[1, int(is_sampled) :]
+        torch.testing.assert_close(
+            found, torch.tensor(expected, dtype=torch.float32).view(1, 2, 1, 1).expand_as(found)
+        )
 
 
 def test_limits_do_not_depend_on_the_number_of_ranks():

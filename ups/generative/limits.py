@@ -6,10 +6,12 @@
 A network's sample has an error of a few percent of the residual. Spread over all waves, that is many times
 the energy of a smooth residual in short waves, or in a mean that the equation conserves. And where a
 prediction has too much energy, the residual takes it away, but a sample that is independent of the prediction
-adds to it. With pull and gain, power and product with the prediction are those of residuals at the same
-states. They are measured by shell of |k|, and silent waves by wave, on a stage's training residuals
-(ups/generative/fit_limits.py). Waves are those of the field, because waves of the tokens would have jumps at
-the edges of patches; along walls those of `ups_discovery.spectral.FieldTransform`.
+adds to it. A gain of at most 1 takes power that samples have too much, and a pull as much of the prediction
+as gives w_pred + r the energy of states within TOLERANCE. More costs CRPS: gains above 1 and pulls that no
+energy needs 3 to 4 % at the first lead of `barkley2d` (docs/lab/log.md). Both are measured by shell of |k|,
+and silent waves by wave, on a stage's training residuals (ups/generative/fit_limits.py). Waves are those of
+the field, because waves of the tokens would have jumps at the edges of patches; along walls those of
+`ups_discovery.spectral.FieldTransform`.
 """
 
 import torch
@@ -20,7 +22,8 @@ from ups.models.constraints import TINY
 from ups_discovery.spectral import FieldTransform
 
 CHANCE = 3.0  # standard errors; a gain is 1 and a pull 0 unless the moments differ by more
-LARGEST = 2.0  # gain: waves that samples hardly have are not amplified without bound
+LARGEST = 2.0  # gain for sampled states: waves that samples hardly have are not amplified without bound
+TOLERANCE = 1.1  # energy of w_pred + r over that of states, or the reverse, without more pull
 SECOND = (0, 2)  # evaluations of the samplers with the second row of gains
 SETS = 2  # of gains: for observed states and for sampled ones
 
@@ -72,18 +75,24 @@ class WaveLimits(nn.Module):
     def set_gains(self, exact: Tensor, sampled: Tensor, evaluations: int | None, is_sampled: bool) -> None:
         """Set pulls and gains from the `moments` of residuals and of samples at the same states, each (mean,
         standard error) (2, 3, channels, shells). Those of observed states also apply to sampled ones until
-        those are measured."""
+        those are measured: all their moments are met, as even half a percent a frame adds up."""
+        largest, tolerance = (LARGEST, 1.0) if is_sampled else (1.0, TOLERANCE)
         (power, product, energy), (_, product_error, energy_error) = exact
         (own_power, own_product, own_energy), (_, own_product_error, own_error) = sampled
-        slope, own_slope = product / power.clamp_min(TINY), own_product / own_power.clamp_min(TINY)
+        power = power.clamp_min(TINY)
+        slope, own_slope = product / power, own_product / own_power.clamp_min(TINY)
         rest, own_rest = energy - slope * product, own_energy - own_slope * own_product
-        energy, own_energy = energy.clamp_min(TINY), own_energy.clamp_min(TINY)
-        error = ((energy_error / energy).square() + (own_error / own_energy).square()).sqrt()
+        error = torch.hypot(energy_error / energy.clamp_min(TINY), own_error / own_energy.clamp_min(TINY))
         ratio = rest.clamp_min(TINY) / own_rest.clamp_min(TINY)
-        gain = torch.where(ratio.log().abs() <= CHANCE * error, 1.0, ratio.sqrt().clamp_max(LARGEST))
-        pull = slope - gain * own_slope
-        error = (product_error.square() + (gain * own_product_error).square()).sqrt() / power.clamp_min(TINY)
+        gain = torch.where(ratio.log().abs() <= CHANCE * error, 1.0, ratio.sqrt()).clamp_max(largest)
+        pull = slope - gain * own_slope  # with which the product with the prediction is that of residuals
+        error = torch.hypot(product_error, gain * own_product_error) / power
         pull = torch.where(pull.abs() <= CHANCE * error, 0.0, pull)
+        # w_pred + r, over the power of w_pred: energy of states; what of samples is independent of w_pred
+        state, noise = (1 + slope).square() + rest / power, gain.square() * own_rest / power
+        energy = ((1 + gain * own_slope).square() + noise).clamp(state / tolerance, state * tolerance)
+        needed = (energy - noise).clamp_min(0).sqrt() - (1 + gain * own_slope)
+        pull = needed.clamp(pull.clamp_max(0), pull.clamp_min(0))
         found = torch.stack([pull, gain])[..., self.shells].to(self.gains)
         self.gains[int(evaluations in SECOND), int(is_sampled) :] = self.without_silent(found)
 
