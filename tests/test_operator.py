@@ -699,11 +699,9 @@ def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, ref
     for num in (1, world):
         ranks = [
             SimpleNamespace(
-                rank=rank,
-                world=num,
                 device=torch.device("cpu"),
                 agreed=lambda function, _: function(),
-                ranks=SimpleNamespace(reduce_sum=lambda part: part),
+                ranks=SimpleNamespace(rank=rank, world=num, reduce_sum=lambda part: part),
             )
             for rank in range(num)
         ]
