@@ -231,6 +231,15 @@ def test_a_list_with_nan_or_of_another_length_is_no_parameter(tmp_path):
     assert "other" not in text and "mu" not in text
 
 
+def test_of_a_parameter_at_several_places_the_first_counts(tmp_path):
+    arrays = {}
+    for run, u in enumerate(waves((12, 30, X))):
+        nu = np.array(0.1 * run)
+        arrays |= {f"{run:02}__u": u, f"{run:02}__nu": nu, f"{run:02}__params__nu": nu}
+    text = describe_file(str(write(tmp_path / "a.h5", **arrays)))
+    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "*/nu"}
+
+
 def doctor(folder, text, capsys):
     """(Exit status, what the doctor says) of a section as it was described."""
     (folder / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")

@@ -68,8 +68,9 @@ def jvp(
 ) -> tuple[Field, Field]:
     """As `Forecaster.jvp`."""
     function, values, restored = forecast_of(forecast, head, *given, **options)
-    if not isinstance(along, Mapping) or not along or not {*along} <= {*values}:
-        unknown = [repr(name) for name in along if name not in values] if isinstance(along, Mapping) else []
+    along = along if isinstance(along, Mapping) else {}
+    unknown = [repr(name) for name in along if name not in values]
+    if unknown or not along:
         raise ValueError(
             f"{head.name} has no derivative by {', '.join(unknown) or 'nothing':.80}; expected "
             f"{', '.join(values)}. Pass changes of those by name."

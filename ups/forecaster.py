@@ -358,8 +358,8 @@ class Forecaster:
         from ups.generative.validation import DEFAULT, best_within, default_sampler
 
         head = self.operator.head(task)
-        name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}
-        name = name.get(by, by) if isinstance(by, str | None) else ""
+        names = {"teacher": "corrector", "student": "student_1", None: DEFAULT}
+        name = names.get(by, by) if isinstance(by, str | None) else ""
         if head.task.is_steady != is_steady or name not in SAMPLERS or (name == "prior") != is_steady:
             wanted = (
                 "prior(task, a_observed, mask), as it is steady"

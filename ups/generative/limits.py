@@ -75,7 +75,7 @@ class WaveLimits(nn.Module):
     def set_gains(self, exact: Tensor, sampled: Tensor, evaluations: int | None, is_sampled: bool) -> None:
         """Set pulls and gains from the `moments` of residuals and of samples at the same states, each (mean,
         standard error) (2, 3, channels, shells). Those of observed states also apply to sampled ones until
-        those are measured: all their moments are met, as even half a percent a frame adds up."""
+        those are measured. For sampled states all moments are met, as half a percent a frame adds up."""
         largest, tolerance = (LARGEST, 1.0) if is_sampled else (1.0, TOLERANCE)
         (power, product, energy), (_, product_error, energy_error) = exact
         (own_power, own_product, own_energy), (_, own_product_error, own_error) = sampled

@@ -303,11 +303,13 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         with open_store(path) as other:
             files.append(numbers_of(other) | ({} if groups else numbers_of_run(other, arrays, "")))
     differing = _differing(files) + _differing([numbers_of_run(store, arrays, group) for group in groups])
-    names = [*differing, *_parameter_lists(guess)][:MOST_PARAMETERS]
-    same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
+    places = {}  # of several of one name the first
+    for name in (*differing, *_parameter_lists(guess)):
+        if len(places) < MOST_PARAMETERS:
+            places.setdefault(field_of(name.rpartition("@")[2]), name)
+    same = {name: value for name, value in numbers.items() if name not in {*differing, *places.values()}}
     lines = []
-    if names:
-        places = {field_of(name.rpartition("@")[2]): name for name in names}
+    if places:
         lines.append(Line("parameters", places, "does the equation depend on these?"))
     if same:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
