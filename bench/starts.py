@@ -83,13 +83,12 @@ def ratio(pairs: np.ndarray) -> list[float]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--run", default="pretrained", help="a run, or a folder of weights")
-    parser.add_argument("--task", default="darcy2d", choices=["darcy2d", "darcy2d_grf"])
+    parser.add_argument("--run", default="pretrained", help="a run with one Darcy task")
     options = parser.parse_args()
-    task, path = options.task, RESULTS / "starts.json"
-    start, solver, results = ups.start(options.run, task), SOLVERS[task], json.loads(path.read_text())
-    space, rows = start.model.operator.head(task).codec.space, range(UNSEEN, UNSEEN + NUM)
-    fields = [solver.trajectory(2022, row, resolution=space[0], parameter=1.0)[0].numpy() for row in rows]
+    start, path = ups.start(options.run), RESULTS / "starts.json"
+    task, results = start.task, json.loads(path.read_text())
+    size, rows = start.model.operator.head(task).codec.space[0], range(UNSEEN, UNSEEN + NUM)
+    fields = [SOLVERS[task].trajectory(2022, row, resolution=size, parameter=1.0)[0].numpy() for row in rows]
     starts = [timed(start, u[:1]) for u in fields]
     for name in ("none", "Poisson"):
         found = []
