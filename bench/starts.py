@@ -1,6 +1,7 @@
 """Iterations and seconds of the user's CG on Darcy flow from zeros and from `ups.start`.
 
-    OMP_NUM_THREADS=1 python -m bench.starts    # weights of pretrained/; writes bench/results/starts.json
+    make operator RUN=starts CONFIG=configs/small.yaml ARGS="data.tasks=[darcy2d]"
+    OMP_NUM_THREADS=1 python -m bench.starts --run runs/starts    # adds to bench/results/starts.json
 
 The system is a sparse matrix of SciPy (cell-centred finite volumes), its preconditioner the inverse for a = 1
 by sine transforms, as in ups_solvers/darcy.py, or none; to a relative residual of 1e-8, 20 coefficients that
@@ -9,6 +10,7 @@ no training saw. Seconds: processor time; those of the start include the forecas
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -24,7 +26,6 @@ from ups_solvers import SOLVERS
 from ups_solvers.darcy import apply_operator
 from ups_solvers.initial import eigenbasis
 
-TASK, SIZE = "darcy2d", 64
 UNSEEN, NUM, TOLERANCE, NUM_DRAWS = 10_000, 20, 1e-8, 1000
 
 
@@ -81,10 +82,13 @@ def ratio(pairs: np.ndarray) -> list[float]:
 
 
 def main() -> None:
-    parser_of(__doc__).parse_args()
-    start, solver, results = ups.start("pretrained", TASK), SOLVERS[TASK], {}
-    rows = range(UNSEEN, UNSEEN + NUM)
-    fields = [solver.trajectory(2022, row, resolution=SIZE, parameter=1.0)[0].numpy() for row in rows]
+    parser = parser_of(__doc__)
+    parser.add_argument("--run", default="pretrained", help="a run with one Darcy task")
+    options = parser.parse_args()
+    start, path = ups.start(options.run), RESULTS / "starts.json"
+    task, results = start.task, json.loads(path.read_text())
+    size, rows = start.model.operator.head(task).codec.space[0], range(UNSEEN, UNSEEN + NUM)
+    fields = [SOLVERS[task].trajectory(2022, row, resolution=size, parameter=1.0)[0].numpy() for row in rows]
     starts = [timed(start, u[:1]) for u in fields]
     for name in ("none", "Poisson"):
         found = []
@@ -97,15 +101,15 @@ def main() -> None:
             (_, warm), warm_s = timed(solved, A, b, M, x0.ravel())
             found.append([cold, warm, cold_s, warm_s + took, np.linalg.norm(x0 - u) / np.linalg.norm(u)])
         numbers = np.array(found)
-        results[f"{TASK}, {name}"] = row = {
+        results[f"{options.run}, {task}, {name}"] = row = {
             "iterations": numbers[:, :2].mean(0).tolist(),
             "ratio": ratio(numbers[:, :2]),
             "seconds": numbers[:, 2:4].mean(0).tolist(),
             "ratio of seconds": ratio(numbers[:, 2:4]),
             "error of the start": float(np.median(numbers[:, 4])),
         }
-        print(TASK, name, row, flush=True)
-    save(RESULTS / "starts.json", results)
+        print(task, name, row, flush=True)
+    save(path, results)
 
 
 if __name__ == "__main__":
