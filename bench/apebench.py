@@ -77,10 +77,10 @@ def mean_nrmse(pred: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def summary(errors: np.ndarray) -> dict[str, Any]:
-    """Return the geometric mean over the first 100 steps, and the error after 1, 100 and all steps."""
+    """Return the geometric mean over the first 100 steps, and the error after all steps."""
     scored = [float(value) for value in errors[:SCORED]]
     mean = math.exp(sum(map(math.log, scored)) / len(scored)) if min(scored) > 0 else 0.0
-    return {"error": mean, "first": scored[0], "last": scored[-1], "end": float(errors[-1])}
+    return {"error": mean, "end": float(errors[-1])}
 
 
 # ---- APEBench's environment --------------------------------------------------------------------------------

@@ -66,17 +66,14 @@ class Trained:
 
     predict(given, parameters, num_steps): physical fields (batch, num_steps, channel, *space) after the
     context frames `given` (batch, context, channel, *space), or (steady) from the coefficient, with num_steps
-    1. seconds: of the budget spent; cpu_seconds: of all threads over it (far below seconds * threads: the
-    machine was busy). history: validation error at every point where weights could be selected. predict_base:
-    of ours, by its base alone."""
+    1. seconds: of the budget spent. history: validation error at every point where weights could be selected.
+    predict_base: of ours, by its base alone."""
 
     predict: Callable[[Tensor, Tensor, int], Tensor]
     num_parameters: int = 0
     steps: int = 0
     step_ms: float = float("nan")
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    skipped: int = 0
     history: list[dict] = dataclasses.field(default_factory=list)
     predict_base: Callable[[Tensor, Tensor, int], Tensor] | None = None
 
@@ -86,7 +83,7 @@ class Trained:
         return found | {"validation": best_error(self)}
 
 
-COSTS = ("num_parameters", "steps", "step_ms", "seconds", "cpu_seconds", "skipped")
+COSTS = ("num_parameters", "steps", "step_ms", "seconds")
 
 
 def best_error(run: Trained) -> float:
@@ -132,25 +129,20 @@ CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
 class Stopwatch:
-    """Seconds of `clock`, and processor seconds of all threads, without the time inside a `with` of it."""
+    """Seconds of `clock`, without the time inside a `with` of it."""
 
     def __init__(self, clock: Callable[[], float]):
-        self.clocks = clock, time.process_time
-        self.start = [read() for read in self.clocks]
+        self.clock, self.start = clock, clock()
 
     def __call__(self) -> float:
-        return self.clocks[0]() - self.start[0]
-
-    def cpu(self) -> float:
-        return self.clocks[1]() - self.start[1]
+        return self.clock() - self.start
 
     def __enter__(self) -> Stopwatch:
-        self.entered = [read() for read in self.clocks]
+        self.entered = self.clock()
         return self
 
     def __exit__(self, *_) -> None:
-        pairs = zip(self.start, self.clocks, self.entered, strict=True)
-        self.start = [start + read() - entered for start, read, entered in pairs]
+        self.start += self.clock() - self.entered
 
 
 class Training:
@@ -202,8 +194,8 @@ class Training:
 
     def trained(self, predict: Callable[..., Tensor], num_parameters: int, **more: Any) -> Trained:
         step_ms = 1e3 * sorted(self.times)[len(self.times) // 2] if self.times else float("nan")
-        spent = step_ms, self.watch(), self.watch.cpu()
-        return Trained(predict, num_parameters, len(self.times), *spent, history=self.history, **more)
+        found = {"history": self.history, **more}
+        return Trained(predict, num_parameters, len(self.times), step_ms, self.watch(), **found)
 
 
 def learning_rate(share: float, settings: Settings) -> float:
@@ -262,7 +254,6 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.net.parameters(), lr=s.lr, weight_decay=WEIGHT_DECAY, betas=(0.9, 0.95), fused=is_real
         )
-        self.skipped = 0
 
     def advance(self, window: Tensor, parameters: Tensor) -> Tensor:
         """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds
@@ -338,10 +329,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        if not bool(torch.isfinite(norm)):
-            self.skipped += 1
-            return
-        self.optimizer.step()
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
 
     @torch.no_grad()
     def predict(self, given: Tensor, parameters: Tensor, num_steps: int) -> Tensor:
@@ -390,5 +379,4 @@ def train(
         trainer.step(share)
     net.load_state_dict(training.weights, strict=False)
     net.eval()
-    num_parameters = sum(x.numel() for x in net.parameters())
-    return training.trained(trainer.predict, num_parameters, skipped=trainer.skipped)
+    return training.trained(trainer.predict, sum(x.numel() for x in net.parameters()))

@@ -11,7 +11,7 @@ windows, with the default library. The table has PySINDy's weak form beside it, 
 Scores: whether the equation has the terms of the truth and no other; the worst relative error of a true
 coefficient (1 if its term is missing); the relative l2 error of all; how many of the true coefficients that
 were found lie within their 95 % intervals; processor seconds of one thread. Every result goes to
-bench/results/discovery/FILM.json at once and is not computed again, unless --again replaces those named.
+bench/results/discovery/FILM.json at once and is not computed again.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ def edition(film: Film) -> str:
     return value_hash([film.equation, film.domain, film.dt, film.boundary])[:8]
 
 
-def run(name: str, noise: float, draw: int, is_again: bool) -> None:
+def run(name: str, noise: float, draw: int) -> None:
     """Find and score the equation of a draw unless the result exists."""
     film = FILMS[name]
     key = {"column": "ours", "noise": noise, "draw": draw, "film": edition(film)}
     key["processor"] = processor()
-    if not is_again and is_there(name, RESULTS, key):
+    if is_there(name, RESULTS, key):
         return
     row = ours(name, noisy(np.load(clean(name)), noise, draw))
     put(name, RESULTS, key, {"row": row}, truth=film.equation, published=film.published)
@@ -178,12 +178,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--first", type=int, default=FRESH, help="number of the first draw")
-    parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     draws = range(args.first, args.first + args.draws)
     for name, noise, draw in itertools.product(args.film, args.noise, draws):
-        run(name, noise, draw, args.again)
+        run(name, noise, draw)
 
 
 if __name__ == "__main__":
