@@ -32,11 +32,11 @@ import numpy as np
 import torch
 import yaml
 
-from bench.baselines import Trained
 from bench.command import parse, parser_of
 from bench.entries import RESULTS as KEPT
 from bench.entries import is_there, processor, put
 from bench.ours import train_ours
+from bench.rivals import Trained
 from bench.score import with_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config

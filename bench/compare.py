@@ -20,9 +20,9 @@ import math
 import time
 from typing import Any
 
-from bench.baselines import COSTS
 from bench.command import parse, parser_of
 from bench.entries import described, save
+from bench.rivals import COSTS
 from bench.score import load, paired_ratio, report_row, rollout, summary, trivial
 from bench.tune import MODELS, add_arguments, contestant, key_of, prepare, search_seconds
 from ups.config.load import load_config

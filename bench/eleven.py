@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
 from bench.entries import RESULTS, is_there, put
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
+from bench.rivals import Problem, Trained
 from bench.score import Split, by_lead, load, persistence, rollout, summary, trivial, with_cache
 from bench.tune import MODELS, add_arguments, contestant, key_of, prepare
 from ups.common.files import value_hash

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.baselines import Problem, Trained
+from bench.rivals import Problem, Trained
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date, open_source
 from ups.data.cache import open_cache
@@ -60,7 +60,7 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
 
 
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
-    """Return the training problem of the baselines and the rows to score."""
+    """Return the training problem of the rivals and the rows to score."""
     cache = open_cache(config, task)
     context, spec = cache.context(config), cache.task
     u, a = {}, {}
