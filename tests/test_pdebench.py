@@ -246,13 +246,6 @@ def test_a_file_of_another_task_is_recognised(tmp_path):
         open_data(written(tmp_path, "darcy2d"), "advection1d")
 
 
-def test_a_group_unlike_the_first_is_named(tmp_path):
-    path = written(tmp_path, "diff_react2d")
-    edit(path, "0004/data", np.zeros((4, 6, 6, 2), "f4"))
-    with pytest.raises(ValueError, match="holds 4 frames in 0004; expected 5 as in .*Check data.tasks"):
-        open_data(path, "diff_react2d")
-
-
 def test_ranges_and_strides_are_checked(tmp_path):
     path = written(tmp_path, "advection1d")
     for first, last in ((3, 3), (-1, 2), (0, 8)):
