@@ -468,7 +468,9 @@ def test_what_cannot_be_read_is_one_finding(tmp_path):
     path = tmp_path / "2D_diff-react_NA_NA.h5"
     assert "no data file" in messages(examine(path, "diff_react2d", **SPLIT), "error")
     path.write_bytes(b"nonsense")
-    assert [finding.severity for finding in examine(path, "diff_react2d", **SPLIT)] == ["error"]
+    findings = examine(path, "diff_react2d", **SPLIT)
+    assert [finding.severity for finding in findings] == ["error"]
+    assert "un `make data`" in (text := report(path, findings)) and "To do:" not in text
     u = np.random.default_rng(0).random((4, 5, 2, 8, 8), np.float32)
     path.unlink()
     saved(tmp_path, u, "diff_react2d", None)
