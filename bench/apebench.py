@@ -33,8 +33,7 @@ import torch
 import yaml
 
 from bench.command import parse, parser_of
-from bench.entries import RESULTS as KEPT
-from bench.entries import is_there, processor, put
+from bench.entries import RESULTS, is_there, processor, put
 from bench.ours import train_ours
 from bench.rivals import Trained
 from bench.score import with_cache
@@ -42,7 +41,7 @@ from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 
-OUT, RESULTS = ROOT / "bench" / "out" / "apebench", KEPT / "apebench"
+OUT, FOLDER = ROOT / "bench" / "out" / "apebench", RESULTS / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
 SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
 # glibc gives large arrays back to the kernel after every step; kept, a U-Net in 2D takes 0.7 of the time
@@ -246,7 +245,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
         "processor": processor("cpu"),
         "overrides": args.overrides if is_ours else [],
     }
-    if is_there(name, RESULTS, key):
+    if is_there(name, FOLDER, key):
         return
     if is_ours:
         row = ours(name, column, folder, test, seed, args)
@@ -255,7 +254,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
     scenario, settings = SCENARIOS[name][:2]
     facts = {"persistence": summary(still)["error"], "scenario": scenario, "settings": settings}
-    put(name, RESULTS, key, {"row": row}, **facts)
+    put(name, FOLDER, key, {"row": row}, **facts)
     print(
         f"{name} {column} seed {seed}: {row['error']:.3g}, {row['steps']} steps in {row['seconds']:.0f} s, "
         f"{time.strftime('%H:%M')}",

@@ -30,8 +30,7 @@ import torch
 
 from bench.command import parser_of
 from bench.discovery_films import FILMS, NOISES, Film, noisy
-from bench.entries import RESULTS as KEPT
-from bench.entries import is_there, processor, put
+from bench.entries import RESULTS, is_there, processor, put
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
 from ups.common.place import ROOT
@@ -42,7 +41,7 @@ from ups.data.cache import open_cache
 from ups.models.base_selection import Shortlist, fitted_candidates
 from ups.models.found_equation import found_equation
 
-OUT, RESULTS = ROOT / "bench" / "out" / "discovery", KEPT / "discovery"
+OUT, FOLDER = ROOT / "bench" / "out" / "discovery", RESULTS / "discovery"
 FRESH = 5  # draws before this one were looked at when the choices of ours were made
 NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # that one film is cut into
 TEST_FRACTION = 0.05  # of the trajectories, which are not read
@@ -161,10 +160,10 @@ def run(name: str, noise: float, draw: int) -> None:
     film = FILMS[name]
     key = {"column": "ours", "noise": noise, "draw": draw, "film": edition(film)}
     key["processor"] = processor()
-    if is_there(name, RESULTS, key):
+    if is_there(name, FOLDER, key):
         return
     row = ours(name, noisy(np.load(clean(name)), noise, draw))
-    put(name, RESULTS, key, {"row": row}, truth=film.equation, published=film.published)
+    put(name, FOLDER, key, {"row": row}, truth=film.equation, published=film.published)
     print(
         f"{name} noise {noise:g} draw {draw}: {'right' if row['is_right'] else 'wrong'} terms, worst error "
         f"{row['worst']:.2g}, {row['seconds']:.0f} s {row['doubt']}",

@@ -37,7 +37,7 @@ def ready(tmp_path, monkeypatch):
             frames.append(np.roll(frames[-1], 1, -1))
     u, train = (np.stack(frames, 1).astype(np.float32) for frames in (u, train))
     monkeypatch.setattr(apebench, "OUT", tmp_path / "out")
-    monkeypatch.setattr(apebench, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(apebench, "FOLDER", tmp_path / "results")
     monkeypatch.setattr(apebench, "environment", lambda python: python)
 
     def call(python, command, request, out):
