@@ -32,17 +32,16 @@ import numpy as np
 import torch
 import yaml
 
-from bench.baselines import Trained
 from bench.command import parse, parser_of
-from bench.entries import RESULTS as KEPT
-from bench.entries import is_there, processor, put
+from bench.entries import RESULTS, is_there, processor, put
 from bench.ours import train_ours
+from bench.rivals import Trained
 from bench.score import with_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
 
-OUT, RESULTS = ROOT / "bench" / "out" / "apebench", KEPT / "apebench"
+OUT, FOLDER = ROOT / "bench" / "out" / "apebench", RESULTS / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
 SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
 # glibc gives large arrays back to the kernel after every step; kept, a U-Net in 2D takes 0.7 of the time
@@ -77,10 +76,10 @@ def mean_nrmse(pred: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def summary(errors: np.ndarray) -> dict[str, Any]:
-    """Return the geometric mean over the first 100 steps, and the error after 1, 100 and all steps."""
+    """Return the geometric mean over the first 100 steps, and the error after all steps."""
     scored = [float(value) for value in errors[:SCORED]]
     mean = math.exp(sum(map(math.log, scored)) / len(scored)) if min(scored) > 0 else 0.0
-    return {"error": mean, "first": scored[0], "last": scored[-1], "end": float(errors[-1])}
+    return {"error": mean, "end": float(errors[-1])}
 
 
 # ---- APEBench's environment --------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
         "processor": processor("cpu"),
         "overrides": args.overrides if is_ours else [],
     }
-    if is_there(name, RESULTS, key):
+    if is_there(name, FOLDER, key):
         return
     if is_ours:
         row = ours(name, column, folder, test, seed, args)
@@ -255,7 +254,7 @@ def run_column(name: str, column: str, seed: int, steps: int, folder: Path, args
     still = mean_nrmse(np.broadcast_to(test[:, :1], test[:, 1:].shape), test[:, 1:])
     scenario, settings = SCENARIOS[name][:2]
     facts = {"persistence": summary(still)["error"], "scenario": scenario, "settings": settings}
-    put(name, RESULTS, key, {"row": row}, **facts)
+    put(name, FOLDER, key, {"row": row}, **facts)
     print(
         f"{name} {column} seed {seed}: {row['error']:.3g}, {row['steps']} steps in {row['seconds']:.0f} s, "
         f"{time.strftime('%H:%M')}",

@@ -11,7 +11,6 @@ first members for both; radius and inflation are about those of that file. DAPPE
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor
 
 import ups
-from bench.command import parser_of, run_scripts
+from bench.command import parser_of
+from bench.inversion import trained
 from bench.user_data import CONFIG, write, write_config
 from ups.report.tables import markdown_table
 from ups_discovery.boundary import PERIODIC
@@ -49,17 +49,12 @@ class Exact:
         return values(evolve(modes, LENGTH, DT, num_frames))[:, :, None].to(u)
 
 
-def trained(folder: Path, options: list[str]) -> ups.Forecaster:
-    """A run on films of the solver."""
-    run = folder / "run"
-    if not (run / "operator" / "done.json").is_file():
-        modes = start([random_stream(1, index) for index in range(FILMS)], CELLS, LENGTH)
-        u = values(torch.cat([modes[:, None], evolve(modes, LENGTH, DT, NUM_FRAMES - 1)], 1))
-        write(folder / "ks.npz", {"u": u.numpy()})
-        config = write_config(folder / "ks.npz", CONFIG, "ks", DT, domain=(0.0, LENGTH), settings=SECTION)
-        options = [f"run.root={folder}", "run.name=run", *options]
-        run_scripts(config, options, "prepare_cache", "train_operator")
-    return ups.load(run)
+def films(path: Path) -> Path:
+    """The configuration of films of the solver, which are written to `path`."""
+    modes = start([random_stream(1, index) for index in range(FILMS)], CELLS, LENGTH)
+    u = values(torch.cat([modes[:, None], evolve(modes, LENGTH, DT, NUM_FRAMES - 1)], 1))
+    write(path, {"u": u.numpy()})
+    return write_config(path, CONFIG, "ks", DT, domain=(0.0, LENGTH), settings=SECTION)
 
 
 def scored(model, truth: Tensor, first: Tensor, y: Tensor, radius: float, inflation: float) -> tuple:
@@ -72,15 +67,15 @@ def scored(model, truth: Tensor, first: Tensor, y: Tensor, radius: float, inflat
     return float(rms), float(found.spread[late].square().mean((1, 2)).sqrt().mean())
 
 
-def main() -> int:
+def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the films and the run")
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("options", nargs="*", help="of training")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begin = time.process_time()
-    model = trained(options.folder, options.options)
+    folder = options.folder
+    model = trained(folder, films(folder / "ks.npz"), "ks", options.options)
     modes = start([random_stream(2, 0)], CELLS, LENGTH)
     truth = values(evolve(modes, LENGTH, EVERY, options.cycles))[0, :, None]
     source = generator(3, "observations")
@@ -95,8 +90,7 @@ def main() -> int:
             rows.append([str(members), name, f"{rms:.4f}", f"{spread:.4f}", f"{seconds:.0f}"])
             print(rows[-1], flush=True)
     print("\n".join(markdown_table(["members", "model", "error", "spread", "seconds"], rows)))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

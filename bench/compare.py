@@ -20,9 +20,9 @@ import math
 import time
 from typing import Any
 
-from bench.baselines import COSTS
 from bench.command import parse, parser_of
 from bench.entries import described, save
+from bench.rivals import COSTS
 from bench.score import load, paired_ratio, report_row, rollout, summary, trivial
 from bench.tune import MODELS, add_arguments, contestant, key_of, prepare, search_seconds
 from ups.config.load import load_config
@@ -33,7 +33,7 @@ from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 
 OUT = FOLDER
 TOLERANCE = 1.05  # a model that took more than this fraction of its budget is marked, and so are its ratios
-ERRORS = ("error", "low", "high", "nrmse", "median", "first_frame", "last_frame")
+NUMBERS = ("error", "low", "high", "nrmse", *COSTS, "state_ms")  # of a line of the table
 
 
 def number(value: float | None) -> str:
@@ -42,7 +42,7 @@ def number(value: float | None) -> str:
 
 def show(*cells: str, row: dict[str, Any]) -> None:
     """Print a line of the table."""
-    numbers = (number(row.get(key)) for key in (*ERRORS, *COSTS, "state_ms"))
+    numbers = (number(row.get(key)) for key in NUMBERS)
     print("| " + " | ".join((*cells, *numbers)) + " |", flush=True)
 
 
@@ -71,7 +71,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     print(
         f"{args.task}: {result['rows']} rows, {result['frames_scored']} frames scored, {args.budget:g} s of "
         f"{args.clock} each, one thread, judged by {result['judged_by']} on test\n\n"
-        f"| model | seed | {' | '.join((*ERRORS, *COSTS, 'state_ms'))} |\n{'| --- ' * 16}|"
+        f"| model | seed | {' | '.join(NUMBERS)} |\n{'| --- ' * (2 + len(NUMBERS))}|"
     )
     show(name, "-", row=result["trivial"])
     scored: dict[str, list[Scores]] = {name: [] for name in models}

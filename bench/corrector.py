@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     trained = dict(pair.split("=") for pair in args.run)
     rows: dict[str, dict[str, Any]] = {}
     for name in (*GRIDS, *trained):
-        run, cells, correct = partial(run_of, example.step), coarse * GRIDS.get(name, 1), None
+        run, cells = partial(run_of, example.step), coarse * GRIDS.get(name, 1)
         model = ups.load(trained[name], solvers=example.coarse) if name in trained else None
         if model is not None and model.operator.head(task).base.is_user_solver:
             correct = ups.corrector(trained[name], example.coarse, task)
@@ -131,11 +131,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row["paid"] = paying_runs(row["data"] + row["training"], rows["full"]["seconds"], seconds)
             pairs = zip(rows["full"]["errors"], row["errors"], strict=True)
             row["over the full grid"] = [ratio(np.transpose(pair)) for pair in pairs]
-        if correct is not None:
-            row["counts"] = dict(correct.counts)
         rows[name] = row
         print(name, *(np.mean(row[key]) for key in ("seconds", "variance")), np.mean(row["errors"], 1))
-        print(*(row.get(key) for key in ("over the full grid", "octaves", "paid", "counts")), flush=True)
+        print(*(row.get(key) for key in ("over the full grid", "octaves", "paid")), flush=True)
     kind = processor("cpu")
     entries = [{"key": {"column": name, "processor": kind}, "row": row} for name, row in rows.items()]
     facts = {"task": args.example, "leads": leads, "far": args.far * num, "starts": args.starts}

@@ -11,7 +11,7 @@ windows, with the default library. The table has PySINDy's weak form beside it, 
 Scores: whether the equation has the terms of the truth and no other; the worst relative error of a true
 coefficient (1 if its term is missing); the relative l2 error of all; how many of the true coefficients that
 were found lie within their 95 % intervals; processor seconds of one thread. Every result goes to
-bench/results/discovery/FILM.json at once and is not computed again, unless --again replaces those named.
+bench/results/discovery/FILM.json at once and is not computed again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ import torch
 
 from bench.command import parser_of
 from bench.discovery_films import FILMS, NOISES, Film, noisy
-from bench.entries import RESULTS as KEPT
-from bench.entries import is_there, processor, put
+from bench.entries import RESULTS, is_there, processor, put
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
 from ups.common.place import ROOT
@@ -42,7 +41,7 @@ from ups.data.cache import open_cache
 from ups.models.base_selection import Shortlist, fitted_candidates
 from ups.models.found_equation import found_equation
 
-OUT, RESULTS = ROOT / "bench" / "out" / "discovery", KEPT / "discovery"
+OUT, FOLDER = ROOT / "bench" / "out" / "discovery", RESULTS / "discovery"
 FRESH = 5  # draws before this one were looked at when the choices of ours were made
 NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # that one film is cut into
 TEST_FRACTION = 0.05  # of the trajectories, which are not read
@@ -156,15 +155,15 @@ def edition(film: Film) -> str:
     return value_hash([film.equation, film.domain, film.dt, film.boundary])[:8]
 
 
-def run(name: str, noise: float, draw: int, is_again: bool) -> None:
+def run(name: str, noise: float, draw: int) -> None:
     """Find and score the equation of a draw unless the result exists."""
     film = FILMS[name]
     key = {"column": "ours", "noise": noise, "draw": draw, "film": edition(film)}
     key["processor"] = processor()
-    if not is_again and is_there(name, RESULTS, key):
+    if is_there(name, FOLDER, key):
         return
     row = ours(name, noisy(np.load(clean(name)), noise, draw))
-    put(name, RESULTS, key, {"row": row}, truth=film.equation, published=film.published)
+    put(name, FOLDER, key, {"row": row}, truth=film.equation, published=film.published)
     print(
         f"{name} noise {noise:g} draw {draw}: {'right' if row['is_right'] else 'wrong'} terms, worst error "
         f"{row['worst']:.2g}, {row['seconds']:.0f} s {row['doubt']}",
@@ -178,12 +177,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--first", type=int, default=FRESH, help="number of the first draw")
-    parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     draws = range(args.first, args.first + args.draws)
     for name, noise, draw in itertools.product(args.film, args.noise, draws):
-        run(name, noise, draw, args.again)
+        run(name, noise, draw)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from bench.baselines import Problem, Trained
 from bench.command import parse, parser_of
 from bench.entries import RESULTS, is_there, put
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_folder, settings_of
+from bench.rivals import Problem, Trained
 from bench.score import Split, by_lead, load, persistence, rollout, summary, trivial, with_cache
 from bench.tune import MODELS, add_arguments, contestant, key_of, prepare
 from ups.common.files import value_hash
@@ -59,14 +59,12 @@ def long_split(config: Config, task: str) -> Split | None:
 
 @torch.no_grad()
 def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, Any]:
-    """Return whether all numbers stay finite, and the pooled error of the last frame of each horizon, with
-    persistence.
-    """
+    """Return the pooled error of the last frame of each horizon, with persistence."""
     scores, _ = rollout(trained, split, batch_size)
     num_frames = split.truth.shape[1]
     marks = [num_frames * part // HORIZONS - 1 for part in range(1, HORIZONS + 1)]
     error, still = ([by_lead(one)[mark] for mark in marks] for one in (scores, persistence(split)))
-    return {"is_finite": bool(scores["rmse"].isfinite().all()), "error": error, "persistence": still}
+    return {"error": error, "persistence": still}
 
 
 def row_of(
@@ -91,7 +89,7 @@ def identity(config: Config, task: str) -> str:
     """Return what identifies a task's data: for those of bench/numerics.py their settings, because their last
     bits depend on the processor; for others a hash of the contents.
     """
-    if not is_other_numerics(config, task):
+    if task not in NUMERICS or config.data.source != "user":
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
     made = [
@@ -103,10 +101,6 @@ def identity(config: Config, task: str) -> str:
         for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")
     }
     return value_hash([made, read, config.data.val_fraction, config.data.test_fraction])
-
-
-def is_other_numerics(config: Config, task: str) -> bool:
-    return task in NUMERICS and config.data.source == "user"
 
 
 def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
@@ -135,13 +129,11 @@ def describe_data(config: Config, task: str, problem: Problem, splits: dict[str,
     """Return the facts about the data that the table shows."""
     wanted = config.task[task]
     return {
-        "source": "other numerics" if is_other_numerics(config, task) else config.data.source,
         "grid": list(problem.train.shape[3:]),
         "frames_scored": splits["test"].truth.shape[1],
         "context_frames": 0 if problem.is_steady else problem.context,
         "t_end": wanted.t_end,
         "train": len(problem.train),
-        "test": len(splits["test"].truth),
     }
 
 

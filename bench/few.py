@@ -25,8 +25,7 @@ import torch
 from bench.apebench import BASES, SCENARIOS, environment, made, ours, write_parts
 from bench.command import parse, parser_of
 from bench.eleven import row_of
-from bench.entries import RESULTS as KEPT
-from bench.entries import is_there, processor, put
+from bench.entries import RESULTS, is_there, processor, put
 from bench.numerics import CONFIG, NUMERICS, generate
 from bench.ours import train_ours
 from bench.score import load, with_cache
@@ -35,7 +34,7 @@ from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.tasks import get_task
 
-OUT, RESULTS = ROOT / "bench" / "out" / "few", KEPT / "few"
+OUT, FOLDER = ROOT / "bench" / "out" / "few", RESULTS / "few"
 NAMES, WINDOWS, FEWEST = (*SCENARIOS, *NUMERICS), 4, 3  # from FEWEST films on none is cut
 NUM_TEST, SEED = 40, 7
 
@@ -86,10 +85,10 @@ def run(name: str, count: int, column: str, args: argparse.Namespace) -> None:
     """Train and score unless the result exists."""
     key = {"column": f"{column} {count}", "seed": args.seed, "budget_s": args.budget}
     key |= {"processor": processor("cpu"), "overrides": args.overrides}
-    if is_there(name, RESULTS, key):
+    if is_there(name, FOLDER, key):
         return
     row = (scenario if name in SCENARIOS else family)(name, count, column, args)
-    put(name, RESULTS, key, {"row": row})
+    put(name, FOLDER, key, {"row": row})
     print(f"{name} {key['column']}: {row['error']:.3g}", flush=True)
 
 

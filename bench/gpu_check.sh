@@ -7,11 +7,11 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 table=$folder/table.md
 [[ " $* " == *" --tiny "* ]] && slower=5 || slower=1 # a rehearsal need not be quick
-printf '| what | measured | target |\n| --- | --- | --- |\n' > "$table"
+printf '| what | measured |\n| --- | --- |\n' > "$table"
 while read -r part seconds; do
   limit=$((seconds * slower))
   timeout --kill-after=5 "$limit" "${PYTHON:-.venv/bin/python}" -m bench.gpu "$part" --table "$table" --folder "$folder" "$@" </dev/null ||
-    printf '| %s | not finished: status %d (124: after %d s) | |\n' "$part" $? "$limit" >> "$table"
+    printf '| %s | not finished: status %d (124: after %d s) |\n' "$part" $? "$limit" >> "$table"
 done <<'PARTS'
 machine 20
 updates 90

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -227,7 +226,7 @@ def row_of(folder: Path, task: str, cases: int) -> list[list[str]]:
     return rows
 
 
-def main() -> int:
+def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--cases", type=int, default=20)
@@ -238,8 +237,7 @@ def main() -> int:
     rows = [row for task in options.tasks for row in row_of(options.folder, task, options.cases)]
     head = "task; unknown; cases; error by the solver; over it; of RMS; inside; by the solver; s".split("; ")
     print("\n".join(markdown_table(head, rows)))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

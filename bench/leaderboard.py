@@ -28,8 +28,8 @@ COUNTED = ("num_frames_predicted", "num_trajectories")
 MEASURE = "RMS of the truth"  # reference of relative errors in reports of older versions
 
 
-def read_report(folder: Path) -> tuple[Results, bool]:
-    """(the results in a report's folder, whether its record, done.json, confirms them).
+def read_report(folder: Path) -> Results:
+    """The results in a report's folder, as its record, done.json, confirms them.
 
     A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
     readable, is not the one of the record, or has no failed gate and no record."""
@@ -44,14 +44,14 @@ def read_report(folder: Path) -> tuple[Results, bool]:
                 "report without a failed gate. The results were altered, or the report was not finished. "
                 f"{AGAIN}"
             ) from None
-        return results, False
+        return results
     for path in (folder / FACTS, folder / TABLE):
         if record["files"].get(path.name) != file_hash(path):
             raise DamagedError(
                 f"{path} was altered: its digest is not that in {folder / DONE}; expected the "
                 f"original results. {AGAIN}"
             )
-    return results, True
+    return results
 
 
 def figure(task: Entry) -> float | None:
@@ -76,7 +76,7 @@ def table(runs: str | Path, split: str = "test") -> str:
     name = "report" if split == "test" else "report-val"
     for path in sorted(Path(runs).glob(f"*/{name}/results.json")):
         try:
-            results, _ = read_report(path.parent)
+            results = read_report(path.parent)
         except (ValueError, OSError) as error:
             refused.append(f"Not listed: {printable(error)}")
             continue

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.baselines import Stopwatch, Trained, Training
+from bench.rivals import Stopwatch, Trained, Training
 from ups.common.user_solver import solvers_of
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
@@ -83,7 +83,7 @@ def train_ours(
 
     fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes
     the operator before its first step. enough: a validation error that ends the training early. A start far
-    from all training trajectories is forecast all the same, as the baselines do.
+    from all training trajectories is forecast all the same, as the rivals do.
     """
     config = dataclasses.replace(
         config,

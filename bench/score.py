@@ -2,8 +2,7 @@
 
 Errors of a rollout, e = u_pred - u_ref in physical units, <.> means over cells, averaged over frames and
 channels: pooled sqrt(sum_n <e^2> / sum_n <u^2>), which ranks time-dependent tasks; nrmse mean_n
-sqrt(<e^2> / <u^2>) of PDEBench, which ranks steady tasks (relative L2); and the median over trajectories,
-frames and channels of sqrt(<e^2> / <u^2>).
+sqrt(<e^2> / <u^2>) of PDEBench, which ranks steady tasks (relative L2).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.baselines import Problem, Trained
+from bench.rivals import Problem, Trained
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date, open_source
 from ups.data.cache import open_cache
@@ -61,7 +60,7 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
 
 
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
-    """Return the training problem of the baselines and the rows to score."""
+    """Return the training problem of the rivals and the rows to score."""
     cache = open_cache(config, task)
     context, spec = cache.context(config), cache.task
     u, a = {}, {}
@@ -132,18 +131,9 @@ def by_lead(scores: Scores) -> list[float]:
 
 def summary(scores: Scores, split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, Any]:
     """Return the errors of one model on one split; `error` is the one that ranks it."""
-    leads, of_frames = by_lead(scores), relative(scores)
-    value, low, high = bootstrap(*ranking(scores, is_steady), Resamples(num_bootstrap, 0, split.groups))
-    return {
-        "error": float(value),
-        "low": float(low),
-        "high": float(high),
-        "pooled": error_of(scores, False),
-        "nrmse": float(of_frames.nanmean()),
-        "median": float(of_frames.nanmedian()),
-        "first_frame": leads[0],
-        "last_frame": leads[-1],
-    }
+    ends = bootstrap(*ranking(scores, is_steady), Resamples(num_bootstrap, 0, split.groups))
+    found = dict(zip(("error", "low", "high"), map(float, ends), strict=True))
+    return found | {"nrmse": float(relative(scores).nanmean())}
 
 
 def paired_ratio(

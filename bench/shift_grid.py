@@ -139,21 +139,15 @@ def evaluate(args: argparse.Namespace, column: str, seed: int) -> None:
     model = contestant(column, config, problem, splits["val"], args)
     settings = model.settings()
     trained = model.train(settings, seed, args.budget)
-    facts = {
-        "family": asdict(FAMILIES[family]),
-        "scales": SCALES,
-        "trained_scales": TRAINED,
-        "rows": {"train": len(problem.train), "test": NUM_TEST},
-        "persistence": errors_on(cells(family), persistence),
-    }
+    still = errors_on(cells(family), persistence)
     errors = errors_on(cells(family), lambda split: rollout(trained, split, BATCH)[0])
     found = trained.costs() | {"settings": settings, "errors": errors}
-    put(family, FOLDER, key, found, args.device, **facts)
+    put(family, FOLDER, key, found, args.device, persistence=still)
     shown = np.array_str(np.array(errors), precision=3)
     print(f"{family} {column} seed {seed}, scales down, wave numbers across:\n{shown}", flush=True)
 
 
-# ---- figure and command ------------------------------------------------------------------------------------
+# ---- command -----------------------------------------------------------------------------------------------
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -161,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)
-    parser.set_defaults(config=CONFIG, overrides=[], settings={})
+    parser.set_defaults(config=CONFIG, overrides=[])
     args = parser.parse_args(argv)
     prepare(args)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed

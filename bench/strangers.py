@@ -20,7 +20,7 @@
 
 86 trajectories of 24 frames (68 train, 12 validate, 6 are not read), 24 of 64 frames to test; four frames are
 given. Columns: ours (default settings for user data, without a search), fno (bench/rivals.py), and FNO, TFNO
-and UNO of neuraloperator, trained by the recipe of bench/baselines.py. Rivals have their width, modes, batch
+and UNO of neuraloperator, trained by the recipe of bench/rivals.py. Rivals have their width, modes, batch
 and rate from a search of --search processor seconds on validation with the first seed (SETTINGS,
 bench/search.py). Results:
 bench/results/strangers/PROBLEM.json, one entry per training, written at once and not computed again.
@@ -43,11 +43,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.baselines import Trained, best_error
 from bench.command import parser_of
 from bench.entries import RESULTS, is_there, put, read
 from bench.ours import train_ours
-from bench.rivals import Settings
+from bench.rivals import Settings, Trained, best_error
 from bench.score import Split, by_lead, load, persistence, rollout, with_cache
 from bench.search import Changes, Trial, search
 from bench.tune import OUT, add_arguments, key_of, prepare, search_seconds, train_rival

@@ -79,9 +79,8 @@ def results(folder: Path = RESULTS) -> dict[str, Record]:
 
 
 def of_one_processor(record: Record) -> Record:
-    """The record with the entries of one processor, without columns that correct a solver, whose program is
-    gone. Trainings by a number of steps count, too."""
-    every = [entry for entry in record["entries"] if not entry["key"]["column"].endswith("_correction")]
+    """The record with the entries of one processor. Trainings by a number of steps count, too."""
+    every = record["entries"]
     kinds = [entry["key"]["processor"] for entry in every]
     chosen = max(reversed(kinds), key=kinds.count, default="")
     entries = [entry for entry in every if entry["key"]["processor"] == chosen or entry["key"].get("steps")]

@@ -10,8 +10,7 @@ on the first K problems by the stage itself (`train_operator.py`), for STEPS upd
 four frames and no parameter, so that it must read the equation in these. Then `operator.init` starts
 trainings on few trajectories of FAMILIES, which it never saw, for --budget processor seconds of one thread;
 the same without `init` is K = 0. Bases: persistence (bare), or persistence and propagator (generic). Tests:
-NUM_TEST other starts, 20 frames; also by the solver of other numerics (bench/numerics.py), beside the base
-alone.
+NUM_TEST other starts, 20 frames; also by the solver of other numerics (bench/numerics.py).
 Results: bench/results/transfer/FAMILY.json, one entry per training, written at once, not computed again.
 """
 
@@ -29,7 +28,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from bench.baselines import Trained
 from bench.command import parse, parser_of, run_scripts
 from bench.entries import RESULTS, is_there, processor, put
 from bench.numerics import frames, means, solve
@@ -179,10 +177,8 @@ def run(family: str, count: int, column: str, problems: int, seed: int, args: ar
     trained = train_ours(config, FAMILIES[family][2], args.budget, seed, modify=start)
     row: dict[str, Any] = {"steps": trained.steps, "validation": trained.history[-1]["val"]}
     for name, split in args.tests[family].items():
-        models = trained, Trained(trained.predict_base)
-        found, base = (summary(rollout(one, split, BATCH)[0], split, False, 1) for one in models)
-        row[name] = {part: found[part] for part in ("error", "first_frame", "last_frame")}
-        row[name]["base"] = base["error"]
+        found = summary(rollout(trained, split, BATCH)[0], split, False, 1)
+        row[name] = {"error": found["error"]}
     put(family, KEPT, key, {"row": row})
     print(family, json.dumps(key | row), flush=True)
 

@@ -45,6 +45,7 @@ from bench.entries import RESULTS, processor, put
 from bench.inversion import trained
 from bench.shift_grid import FAMILIES, MIDDLE, NUM_TEST, TRAINED, cells, training_config
 from bench.shift_grid import NUM_STARTS as NUM_FILMS
+from bench.table import TRUST as FIGURES
 from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
 from ups.common.text import number
@@ -80,7 +81,6 @@ CONTEXT = 10  # frames before validated forecasts (evaluate.context_frames)
 # of other authors, steps in a frame (of py-pde: its tolerance), and films for training and validation
 NUM_STEPS, NUM_GIVEN = 10, 2000
 NUM_BOOTSTRAP, NUM_CORRECTED = 1000, 20
-FIGURES = ("inside", "width", "rank", "auroc", "refused", "false", "fine", "within_2")
 Case = tuple[bool, Tensor, Tensor, Tensor]  # whether it is as trained, start, later frames, raw parameters
 Cases = Callable[[TaskHead], Iterator[Case]]
 
@@ -271,7 +271,7 @@ def judged(model: Forecaster, head: TaskHead, case: Case) -> np.ndarray:
 
 
 def figures(rows: np.ndarray) -> np.ndarray:
-    """The FIGURES of rows of `judged`; NaN where there are no shifted starts."""
+    """The figures of the table, of rows of `judged`; NaN where there are no shifted starts."""
     is_trained = rows[:, 0] == 1
     _, true, stated, _, inside, width, most, _ = rows[is_trained].T
     _, every, said, alarm, *_, is_fine = rows[~is_trained].T

@@ -23,10 +23,19 @@ from typing import Any
 import torch
 import yaml
 
-from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, best_error, train
 from bench.entries import processor
 from bench.ours import fit_bases, train_ours
-from bench.rivals import KNOWN, Settings, settings_for
+from bench.rivals import (
+    CLOCKS,
+    KNOWN,
+    Problem,
+    Settings,
+    Stopwatch,
+    Trained,
+    best_error,
+    settings_for,
+    train,
+)
 from bench.score import Split, error_of, rollout, with_cache
 from bench.search import Changes, Trial, search
 from ups.common.files import value_hash
@@ -36,12 +45,12 @@ from ups.config.model import BASES
 from ups.config.schema import Config
 from ups.data.cache import open_cache
 from ups.models.loss import is_worth_training
-from ups.report.bench_rows import FOLDER
+from ups.report.bench_rows import FOLDER, NETWORKS
 
 OUT = FOLDER
 SEARCH = 3.0  # seconds of a search per second of a training
-BASELINES, OURS = ("fno", "unet"), ("ours", "ours_generic")
-MODELS = (*OURS, *BASELINES)
+OURS = ("ours", "ours_generic")
+MODELS = (*OURS, *NETWORKS)
 GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 
 
@@ -88,7 +97,7 @@ def train_rival(
     enough: float = -math.inf,
     **more: Any,
 ) -> Trained:
-    """Train one baseline; its weights are selected on validation. more: of `train`."""
+    """Train one rival; its weights are selected on validation. more: of `train`."""
 
     def score(trained: Trained) -> float:
         scores, _ = rollout(trained, val, config.evaluate.batch_size)

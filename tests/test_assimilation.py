@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.baselines import Stopwatch
 from bench.ours import fit_bases
+from bench.rivals import Stopwatch
 from bench.score import load
 from bench.user_data import CONFIG, write, write_config
 from ups import select

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench import pays, shift_grid, strangers, transfer, user_data
-from bench.baselines import Trained
+from bench.rivals import Trained
 from bench.score import Split, rollout
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache

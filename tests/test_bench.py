@@ -1,4 +1,4 @@
-"""The baselines are what they claim to be, are scored correctly, and get exactly the time they are given."""
+"""The rivals are what they claim to be, are scored correctly, and get exactly the time they are given."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, eleven, entries, record, score, tune
-from bench.baselines import Problem, Trainer
-from bench.rivals import Rival, Settings
+from bench import compare, eleven, entries, record, rivals, score, tune
+from bench.rivals import Problem, Rival, Settings, Trainer
 from bench.search import Trial, search
 from ups.config.load import load_config
 from ups.data.cache import Cache
@@ -96,7 +95,7 @@ def _sources(monkeypatch):
 # ---- the rivals' networks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", tune.BASELINES)
+@pytest.mark.parametrize("network", tune.NETWORKS)
 def test_a_rival_starts_as_persistence_and_reads_the_parameters_after_training(network):
     torch.manual_seed(0)
     net = Rival(3, 2, 1, (8, 8), NO_FLUX, Settings(network=network, width=8, depth=2, modes=3, patch=2))
@@ -150,9 +149,9 @@ def test_the_budget_is_kept_and_validation_is_not_charged():
         now[0] += 0.3
         return -float(len(calls))
 
-    trained = baselines.train(problem(), Settings(**TINY), 2.0, 0, score, clock=clock)
+    trained = rivals.train(problem(), Settings(**TINY), 2.0, 0, score, clock=clock)
     assert 1.9 < trained.seconds < 2.1 and now[0] > trained.seconds + 0.3 * len(calls) - 0.1
-    assert [point["share"] for point in trained.history] == [*baselines.CHECKPOINTS, 1.0]
+    assert [point["share"] for point in trained.history] == [*rivals.CHECKPOINTS, 1.0]
     assert trained.steps > 5
 
 
@@ -174,7 +173,7 @@ def test_weights_are_the_best_on_validation(network):
 
     ticks = iter(range(10**6))  # a clock that ticks once a reading makes this exact
     clock = lambda: next(ticks)  # noqa: E731
-    trained = baselines.train(problem(), Settings(**TINY), 100.0, 0, score, clock, network=network)
+    trained = rivals.train(problem(), Settings(**TINY), 100.0, 0, score, clock, network=network)
     u, c = heat()
     assert torch.equal(trained.predict(u[:, :10], c, 1), kept[1]) and not torch.equal(kept[1], kept[2])
 
@@ -189,7 +188,7 @@ def test_errors_by_hand():
     errors = metrics.score(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
     split = score.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
     row = score.summary(errors, split, False, 200)
-    assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
+    assert row["error"] == score.error_of(errors, False) == pytest.approx(math.sqrt(25 / 62.5))
     assert row["nrmse"] == pytest.approx(math.sqrt(2) / 2)
     assert score.summary(errors, split, True, 10)["error"] == row["nrmse"]
     assert row["low"] == 0.0 and row["high"] == pytest.approx(math.sqrt(2))
@@ -219,13 +218,13 @@ def test_the_comparison_runs_and_writes_its_table(steady, tmp_path, monkeypatch,
 
 
 def trained_as(quality, seen):
-    """Stands for `baselines.train`: validation and test error of the settings are `quality(settings)`."""
+    """Stands for `rivals.train`: validation and test error of the settings are `quality(settings)`."""
 
     def train(problem, settings, budget_seconds, seed, score, clock, device, enough=-math.inf):
         seen.append((settings, budget_seconds))
         error = quality(settings)
         history, test = [{"share": 1.0, "steps": 1, "val": error}], heat(40)[0][32:, 10:]
-        return baselines.Trained(
+        return rivals.Trained(
             lambda given, parameters, num: test * (1 + error), 0, 1, 0.0, budget_seconds, history=history
         )
 
@@ -335,7 +334,7 @@ def test_a_race_ends_where_validation_has_half_of_the_threshold_and_leaves_its_a
             super().step(share)
 
     ticks = itertools.count()
-    monkeypatch.setattr(baselines, "Trainer", Counted)
+    monkeypatch.setattr(rivals, "Trainer", Counted)
     monkeypatch.setitem(tune.CLOCKS, "wall", lambda: next(ticks))
 
     def attempt(budget, error):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from loop_stage import run_scripts
 
-from bench import assimilation, inversion, shift_grid, strangers, transfer, trust
+from bench import inversion, shift_grid, strangers, transfer, trust
 from bench import table as tables
 
 SMALL = [f"operator.model.{size}" for size in ("width=8", "depth=1", "modes=4", "kernel_size=3")]
@@ -29,7 +29,7 @@ def small(monkeypatch, tmp_path):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
 
-    for module in (assimilation, inversion, transfer):
+    for module in (inversion, transfer):
         change(module, run_scripts=forked)
     monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
     return change

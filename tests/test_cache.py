@@ -492,20 +492,6 @@ def test_every_kind_of_bit_flip_is_found(copy):
     open_cache(config, "advection1d", verify="full")
 
 
-def test_foreign_files_are_refused(copy):
-    config, path = copy
-    path.write_bytes(b"hello")
-    for make in (
-        lambda: None,
-        lambda: path.write_bytes(os.urandom(50000)),
-        lambda: path.write_bytes(b""),
-        lambda: h5py.File(path, "w").create_dataset("tensor", data=np.zeros(10000)).file.close(),
-    ):
-        make()
-        with pytest.raises(ValueError, match="is not a finished UPS cache .*make cache"):
-            open_cache(config, "advection1d")
-
-
 def test_other_format_version_is_refused(copy, monkeypatch):
     config, path = copy
     monkeypatch.setattr("ups.data.seal.FORMAT", 2)

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from cases import cases
 
-import prepare_data
 from ups.common.text import read_yaml
 from ups.config.load import DEFAULT, load_config
 from ups.tasks import TASKS
@@ -38,9 +37,11 @@ def test_a_run_name_that_is_no_folder_of_its_own_is_refused(name, tmp_path):
     assert "Choose another (RUN= of make); another place is run.root" in said
 
 
-@pytest.mark.parametrize("name", ["small", "a.b", "run-2", "v1.0+x", "_x", "2026", "läuft", "n" * 100])
+@pytest.mark.parametrize("name", ["small", "a.b", "run-2", "v1.0+x", "_x", "2026-11-22", "läuft", "n" * 100])
 def test_ordinary_run_names_are_taken(name):
-    assert load_config(None, [f"run.name={name}"]).run.name == name
+    """A number and a date on the command line are text where text belongs."""
+    run = load_config(None, [f"run.name={name}", "run.root=7", "run.seed=1"]).run
+    assert (run.name, run.root, run.seed) == (name, "7", 1)
 
 
 def test_a_run_name_of_a_file_that_is_there_is_refused(tmp_path):
@@ -57,11 +58,6 @@ def test_precision_no_works_without_quotes(word, tmp_path):
         assert load_config(None, [f"operator.train.precision={word}"]).operator.train.precision == "no"
     (tmp_path / "overlay.yaml").write_text(f"operator: {{train: {{precision: {word}}}}}\n", encoding="utf-8")
     assert load_config(tmp_path / "overlay.yaml").operator.train.precision == "no"
-
-
-def test_in_place_of_text_a_number_or_a_date_on_the_command_line_is_text():
-    config = load_config(None, ["run.name=2026-11-22", "run.root=7", "run.seed=1"])
-    assert (config.run.name, config.run.root, config.run.seed) == ("2026-11-22", "7", 1)
 
 
 # ---------------------------------------------------------------- all that is wrong
@@ -149,13 +145,6 @@ def test_a_configuration_that_is_not_there_names_those_that_are():
         match=r"Name one that is there with --config \(CONFIG= of make\): .*configs/small.yaml",
     ):
         load_config(ROOT / "configs" / "typo.yaml")
-
-
-def test_show_config_prints_a_configuration_that_loads_and_ends(tmp_path, capsys):
-    smoke = str(ROOT / "configs" / "smoke.yaml")
-    assert prepare_data.main(["--config", smoke, "run.seed=5", "--show-config"]) == 0
-    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
-    assert load_config(tmp_path / "shown.yaml") == load_config(smoke, ["run.seed=5"])
 
 
 def test_an_include_is_looked_for_beside_the_file_and_in_the_folder_of_ups(tmp_path):

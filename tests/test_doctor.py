@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from test_data import SPLIT, examine, messages, moving, saved
 
-from ups.data.doctor import report
 from ups.data.pdebench import open_data
-from ups.tasks import TASKS
 from ups_solvers import SOLVERS
 
 
@@ -81,18 +79,6 @@ def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
             assert text in messages(findings, severity)
             assert "name the right task in data.tasks" in messages(findings, severity)
         path.unlink()
-
-
-# ---------------------------------------------------------------- what to do next
-
-
-@pytest.mark.parametrize("content", [None, b"nonsense"])
-def test_a_file_that_cannot_be_read_says_what_to_do(content, tmp_path):
-    path = tmp_path / TASKS["diff_react2d"].file_for(None)
-    if content:
-        path.write_bytes(content)
-    text = report(path, examine(path, "diff_react2d", **SPLIT))
-    assert "un `make data`" in text and "end of that sentence" not in text and "To do:" not in text
 
 
 def test_a_user_file_under_a_published_name_is_not_compared_with_the_published_one(tmp_path):

@@ -34,7 +34,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 35_512, "ups_": 7_084, "tests": 39_516, "bench": 7_732}
+MOST_LINES = {"ups": 35_512, "ups_": 7_084, "tests": 39_388, "bench": 7_648}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -150,7 +150,6 @@ def test_the_product_imports_nothing_that_is_not_required():
     optional = {"xarray", "huggingface_hub"}  # imported only for such fields and names
     assert imported - set(sys.stdlib_module_names) - allowed - optional == set()
     assert allowed - imported - required_by_these == set()
-    assert not [name for name in imported if name in ("bench", "tests")]
 
 
 def test_ruff_is_clean():

@@ -564,7 +564,7 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path, monkeypatch, capsys):
         line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)
     ]
     assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"]
-    middle, _ = leaderboard.read_report(tmp_path / "middle" / "report")
+    middle = leaderboard.read_report(tmp_path / "middle" / "report")
     assert leaderboard.mean_of(middle) == pytest.approx(
         math.exp(np.mean([math.log(task.number("operator", "nrmse")) for task in results.tasks.values()])),
         rel=1e-6,

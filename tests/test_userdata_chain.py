@@ -174,11 +174,13 @@ def test_show_config_prints_the_user_task_and_loads_again(tmp_path, capsys):
     u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1)] * 2, -1)
     well_file(tmp_path / "a.h5", u, v)
     path = overlay(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well", "bounded": True})
-    assert prepare_data.main(["--config", str(path), "--show-config"]) == 0
+    assert prepare_data.main(["--config", str(path), "run.seed=5", "--show-config"]) == 0
     text = capsys.readouterr().out
     (tmp_path / "printed.yaml").write_text(text, encoding="utf-8")
-    settings = load_config(tmp_path / "printed.yaml").task["ks"]
-    assert [*yaml.safe_load(text)["task"]] == ["ks"] and settings == load_config(path).task["ks"]
+    shown, config = (load_config(one, ["run.name=a"]) for one in (tmp_path / "printed.yaml", path))
+    settings = shown.task["ks"]
+    assert [*yaml.safe_load(text)["task"]] == ["ks"] and settings == config.task["ks"]
+    assert shown.run.seed == 5 and (shown.data, shown.operator) == (config.data, config.operator)
     assert settings.bounded == ["u", "v_x", "v_y"]  # a constant field needs no bound
 
 
