@@ -82,7 +82,7 @@ def main() -> None:
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    calls = {name: config.task[name].bundle for name in config.served("diffusion")}
+    sampled = config.served("diffusion")
     windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
 
@@ -121,7 +121,7 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            scores = scores_of(found, calls)
+            scores = scores_of(found, sampled)
             metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
             lines = [f"{name} {of['network']:.2e} (base {of['base']:.2e})" for name, of in errors.items()]
             run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")

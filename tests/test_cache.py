@@ -43,11 +43,7 @@ SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darc
         f"task.diff_react2d.resolution=16 task.diff_react2d.num_frames={FRAMES} "
         "task.diff_react2d.dim=5 cache.chunk=5"
     ).split(),
-    *(
-        f"task.{task}.{key}=1"
-        for task in ("advection1d", "darcy2d", "diff_react2d")
-        for key in ("history", "bundle")
-    ),
+    *(f"task.{task}.history=1" for task in ("advection1d", "darcy2d", "diff_react2d")),
 ]
 
 
@@ -438,7 +434,7 @@ def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
 
 def test_every_task_key_is_listed_as_used_or_unused_by_the_cache():
     """A new key of TaskConfig must be sorted into one of the two, or stale caches would pass."""
-    others = {"train_from", "history", "bundle", "base", "solver", "degree", "reach", "reserve"}
+    others = {"train_from", "history", "base", "solver", "degree", "reach", "reserve"}
     assert {field.name for field in fields(TaskConfig)} - others == set(cache_module.USED_SETTINGS)
 
 

@@ -76,7 +76,7 @@ def assess_forecasts(
             entry.add(f"operator / {other}", ratios)
     for model, part in scores.items():
         entry.add(model, summarise_errors(part, resamples, times, is_pooled))
-    entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle})
+    entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1.0})
     add_noise(entry, head.facts, scores)
 
     # ---- trajectories

@@ -234,7 +234,9 @@ def ensemble_scores(
 ) -> Tensor:
     """`ensemble_loss` of samples of one evaluation (batch,); r (batch, ...) whitened, noise (batch, M,
     ...)."""
-    return ensemble_loss(_sample(student, condition, noise), _scaled(student, condition, r), source.decode)
+    return ensemble_loss(
+        _sample(student, condition, noise), _scaled(student, condition, r), source.head.codec.decode
+    )
 
 
 # ---- validation
@@ -271,7 +273,8 @@ def validate(
         condition, r, noise, *ends = batch
         members = _sample(student, condition, noise)
         truth, first, second = (_scaled(student, condition, x) for x in (r, *ends))
-        field, field_ref, size = residuals[name].decode(members), residuals[name].decode(truth), len(r)
+        codec, size = residuals[name].head.codec, len(r)
+        field, field_ref = codec.decode(members), codec.decode(truth)
         return torch.stack(
             [
                 (members[:, 0] - first).square().mean() * size,

@@ -50,21 +50,20 @@ def operator_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of windows, and the detached errors of network and base.
 
-    u (batch, history, ...): input frames; u_ref (batch, unroll * bundle, ...): the frames to predict by
-    `unroll` calls in a row. The loss is the mean over calls of the network's relative error; gradients flow
+    u (batch, history, ...): input frames; u_ref (batch, calls, ...): the frames to predict by as
+    many calls in a row. The loss is the mean over calls of the network's relative error; gradients flow
     through the rollout.
     """
     head = operator.heads[task]
     scale, values_per_mode = head.scale[parameters.index], head.codec.width / head.codec.dim
     loss, network, base = 0.0, 0.0, 0.0
-    calls = u_ref.shape[1] // head.bundle
+    calls = u_ref.shape[1]
     for call in range(calls):
-        target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
-        full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
+        full, u_base = operator.step(u, task, parameters.later(call))
         factor = values_per_mode
         if head.base.is_user_solver:
             factor = factor / head.base.size(u) ** 2
-        of_network, of_base = relative_errors(full, target, u_base, scale, factor)
+        of_network, of_base = relative_errors(full, u_ref[:, call : call + 1], u_base, scale, factor)
         loss, network, base = loss + of_network, network + of_network.detach(), base + of_base
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]

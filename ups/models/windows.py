@@ -108,7 +108,7 @@ class Windows:
                 )
             # fewer calls in a row if the frames do not hold them: two frames train single calls
             calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
-            length = task.history + calls * task.bundle
+            length = task.history + calls
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
             windows[name] = (len(cache.split["train"]), starts)
         self.schedule = Schedule(windows, settings.train.batch_size, seed)
@@ -143,7 +143,7 @@ class Windows:
             return cache.split["train"][rows], 0, 1
         # one call of the operator, or `self.calls` in a row in the last fraction of the training
         is_unrolled = batch.step >= (1 - settings.unroll_fraction) * settings.train.steps
-        length = task.history + task.bundle * (self.calls[batch.task] if is_unrolled else 1)
+        length = task.history + (self.calls[batch.task] if is_unrolled else 1)
         if head.base.is_user_solver:
             rows, starts = (some[batch.within(shard_rows)] for some in self._moving(head, batch.step, length))
         return cache.split["train"][rows], starts + task.train_from, length
