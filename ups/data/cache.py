@@ -5,7 +5,7 @@ processes read.
     /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task,
     /forcing/... for forcing that is known in advance (a series as a field that is equal in every cell)
     /parameters (n, P), /parameter_index (n,), /trajectory (n,), /split/{train, val, test} (row numbers)
-    /header  JSON: settings, fingerprint, data files, tokenizers, time, grid, reconstruction floor
+    /header  JSON: settings, fingerprint, data files, tokenizers, time, grid
 
 Row = parameter value x num_trajectories + trajectory. The first SEAL_BYTES are HDF5's user block. They hold
 the seal (ups/data/seal.py): format, size, position of the latents, and a SHA-256 of all other bytes. It is
@@ -65,8 +65,8 @@ class Cache:
     parameters (n, P) float64 and parameter_values, empty for a task that hides them; parameter_index,
     trajectory (n,): number of the parameter value and of the initial condition.
     windows (n, 2): the run and the first frame of every row, if rows are windows of runs, else None.
-    floor: split -> state or input -> errors of the codec alone on held-out data (`CodecErrors`). header: all
-    other facts in the file. is_sampled: every trajectory has parameters of its own, not one of a few values.
+    header: all other facts in the file. is_sampled: every trajectory has parameters of its own, not one of a
+    few values.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Cache:
         self.task: Task = described_task(self.header["settings"]["task"])
         self.fingerprint: str = self.header["fingerprint"]
         self.windows = np.array(self.header["windows"]) if "windows" in self.header else None
-        self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
+        self.dt = float(self.header["dt"])
         is_user = self.task.user_facts is not None
         values = self.header["values"] if is_user else self.header["settings"]["settings"]["parameters"]
         self.parameter_values = torch.tensor(values, dtype=torch.float64)
@@ -149,7 +149,7 @@ class Cache:
             )
             and torch.equal(torch.cat(numbers[2:]).sort().values, torch.arange(num)),
             "time step": math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0),
-            "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str),
+            "fingerprint": isinstance(self.fingerprint, str),
         }
         if wrong := [name for name, fine in is_right.items() if not fine]:
             raise refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
