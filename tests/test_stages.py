@@ -816,7 +816,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
         "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
     }
     whole = predict_with_noise(steady, observe_all(v), parameters, 0, [0, 1], 4)
-    head.method = "pushed"  # the operator's own error is all that is uncertain there, and always drawn
+    head.decide(method="pushed")  # the operator's own error is all that is uncertain there, and always drawn
     torch.testing.assert_close(
         posterior_draws(prior, steady, *whole, "prior", bank),
         posterior_draws(prior, steady, *whole, "gaussian", bank),
@@ -832,7 +832,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
     for kind, r in [*residuals.items(), *(("prior", r) for r in by.values())]:
-        head.method = next((way for way, same in by.items() if same is r), "diffusion")
+        head.decide(method=next((way for way, same in by.items() if same is r), "diffusion"))
         draws = posterior_draws(prior, steady, predicted, noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()

@@ -177,18 +177,14 @@ class CorrectorHead(nn.Module):
         """How samples are made, one of METHODS; tasks in time always use the diffusion."""
         return self.facts.method or METHODS[-1]
 
-    @method.setter
-    def method(self, method: str) -> None:
-        self.facts = replace(self.facts, method=method)
-
     @property
     def sample_error(self) -> float:
         """Error of a sampled state over the size of a residual; selected on validation."""
         return self.facts.sample_error or 0.0
 
-    @sample_error.setter
-    def sample_error(self, size: float) -> None:
-        self.facts = replace(self.facts, sample_error=size)
+    def decide(self, **facts: Any) -> None:
+        """Set `facts` that are found when the head is made or validated."""
+        self.facts = replace(self.facts, **facts)
 
     @property
     def is_pushed(self) -> bool:
