@@ -1,6 +1,7 @@
 """The parts of a report: ensembles, priors and forecasts of its tasks. No part needs another, so two
 processes compute them, the longest first."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +51,19 @@ class Inputs:
     @cached_property
     def prior(self) -> Corrector:
         return load_corrector(self.config.run_dir / "steady", self.device, self.operator)
+
+
+def train_seconds(history: list[dict]) -> float:
+    """Wall-clock seconds in the training loop, from the log lines with a rate."""
+    rated = [line for line in history if "steps_per_s" in line]
+    steps = itertools.pairwise([0, *(line["step"] for line in rated)])
+    return round(
+        sum(
+            (now - before) / max(line["steps_per_s"], 1e-9)
+            for (before, now), line in zip(steps, rated, strict=True)
+        ),
+        1,
+    )
 
 
 def forecasts(inputs: Inputs, name: str) -> Found:

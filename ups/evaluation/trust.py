@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from ups.config.schema import Config
-from ups.evaluation.break_even import integrate, why_unknown
+from ups.data.generate import solver_of
 from ups.evaluation.truth import Truth
 from ups.metrics.intervals import Resamples, number, numbers, plain_mean
 from ups.models.band import Band, measured
 from ups.models.operator import Operator
 from ups.results import Entry
+from ups.tasks import Task
 
 BANDED, FRACTIONS = 32, 10  # trajectories with bands, and points of the risk by the fraction not refused
 # changes of a start, towards those of other trajectories, by the fraction SIZE
@@ -52,6 +53,30 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
     figures = {name: resamples.interval(*plain_mean(one[:, None].double())) for name, one in counted.items()}
     by_lead = numbers(inside.double().mean(0))
     entry.add("operator", {**figures, **risk, "inside_by_lead": by_lead}, "band")
+
+
+def why_unknown(task: Task, config: Config) -> str:
+    """Why the task's solver cannot be compared with; "" if it can."""
+    solver = solver_of(task)
+    reasons = {
+        "the task has no solver that starts from a stored frame": solver is None or solver.integrate is None,
+        "the task's solver did not make the data": config.data.source != "generate",
+        "the solver needs the parameter, which is hidden": task.hides,
+        "the weights are from elsewhere": bool(config.evaluate.weights),
+        "the training started from the weights of another run": bool(config.operator.init),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def integrate(truth: Truth, rows: Tensor, u: Tensor, count: int) -> Tensor:
+    """The `count` frames (n, count, C, *space), all fields, after u (n, C, *space), by the task's solver."""
+    cache, task = truth.cache, truth.task
+    index, known = cache.parameter_index[rows], cache.settings.parameters or [None]
+    out = u.new_empty(len(u), count, len(task.fields), *u.shape[-task.ndim :])
+    for place in index.unique().tolist():
+        same, times = index == place, {"dt": cache.dt, "num_frames": count}
+        out[same] = solver_of(task).integrate(u[same], parameter=known[place], **times)
+    return out
 
 
 def derivative_cosine(operator: Operator, truth: Truth) -> float:
