@@ -82,8 +82,6 @@ def main() -> None:
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    sampled = config.served("diffusion")
-    windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
 
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
@@ -107,7 +105,7 @@ def main() -> None:
             f"{', '.join(exact)}: the base is exact up to rounding, so the network is not trained there"
         )
     if trained:
-        windows = Windows(trained, config.task, contexts, config.operator, seed)
+        windows = Windows(trained, config.task, config.operator, seed)
         losses = {name: partial(loss_of, operator, name) for name in trained}
     else:
         run.skip_loop("no task has a base that a network could improve")
@@ -121,7 +119,7 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            scores = scores_of(found, sampled)
+            scores = scores_of(found, config.served("diffusion"))
             metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
             lines = [f"{name} {of['network']:.2e} (base {of['base']:.2e})" for name, of in errors.items()]
             run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")

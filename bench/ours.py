@@ -107,7 +107,7 @@ def train_ours(
     context = cache.context(config)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
-    windows = Windows({task: cache}, config.task, {task: context}, scaled, seed)
+    windows = Windows({task: cache}, config.task, scaled, seed)
 
     def validate() -> dict[str, float]:
         rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)

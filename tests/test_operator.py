@@ -801,8 +801,7 @@ def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, 
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches):
     config = config_of(caches, "operator.unroll_steps=3")
     found = {name: open_cache(config, name) for name in config.data.tasks}
-    contexts = {name: config.context(name) for name in found}
-    windows = Windows(found, config.task, contexts, config.operator, 0).schedule.windows
+    windows = Windows(found, config.task, config.operator, 0).schedule.windows
     # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one
     # frame
     assert windows["advection1d"][1] == 10

@@ -286,7 +286,7 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     config, cache, operator, _ = fitted(tmp_path, keys)
     head = operator.heads["heat"]
     head.facts = replace(head.facts, network_weight=0.0)
-    windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
+    windows = Windows({"heat": cache}, config.task, config.operator, 0)
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
         u, u_ref, known = windows.read(head, replace(batch, step=step), slice(None))

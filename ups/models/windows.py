@@ -81,16 +81,14 @@ def augment(
 class Windows:
     """The training windows of all tasks, a function of (seed, step).
 
-    contexts: task -> frames before a validation rollout. schedule: the task, rows and window starts of each
-    step. Raises ValueError for a task with too few frames to train on, or for a context that is shorter than
-    the history or as long as the data.
+    schedule: the task, rows and window starts of each step. Raises ValueError for a task with too few frames
+    to train on.
     """
 
     def __init__(
         self,
         caches: Mapping[str, Cache],
         tasks: Mapping[str, TaskConfig],
-        contexts: Mapping[str, int],
         settings: OperatorConfig,
         seed: int,
     ):
@@ -99,13 +97,7 @@ class Windows:
         self.odds: dict[tuple[str, int], Tensor] = {}  # of tasks with a user's solver, by length of windows
         windows = {}
         for name, cache in caches.items():
-            task, context = tasks[name], contexts[name]
-            if not cache.task.is_steady and not task.history <= context < cache.num_frames:
-                raise ValueError(
-                    f"evaluate.context_frames is {context}; expected at least the history of "
-                    f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
-                    f"Change it, or task.{name}.history or num_frames."
-                )
+            task = tasks[name]
             # fewer calls in a row if the frames do not hold them: two frames train single calls
             calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
             length = task.history + calls
