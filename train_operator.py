@@ -55,7 +55,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache, rows: Tensor) -> Tensor:
-        return squared_errors(operator, cache, rows, contexts[name], run.device)
+        return squared_errors(operator, cache, rows, contexts[name])
 
     return by_rank(run, caches, count, errors, "validating")
 
@@ -141,7 +141,7 @@ def main() -> None:
     def numbers(name: str, cache: Cache, rows: Tensor) -> Tensor:
         some = rows if len(rows) else cache.split["val"][:1]  # fewer trajectories than processes
         weight = decided[name]["network_weight"]
-        return measured(operator, cache, some, contexts[name], run.device, weight)[: len(rows)]
+        return measured(operator, cache, some, contexts[name], weight)[: len(rows)]
 
     for name, found_of in by_rank(run, caches, count, numbers, "measuring errors").items():
         cache, head = caches[name], operator.heads[name]

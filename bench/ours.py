@@ -112,7 +112,7 @@ def train_ours(
     def validate() -> dict[str, float]:
         rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
         with ema.swap():
-            found = pooled(squared_errors(operator, cache, rows, context, place))
+            found = pooled(squared_errors(operator, cache, rows, context))
         return {"val": min(found.values()), **found}
 
     training = Training(budget_seconds, watch, validate, ema.snapshot, enough)
@@ -148,7 +148,7 @@ def train_ours(
         none."""
         trained.facts = dataclasses.replace(trained.facts, network_weight=1.0)
         rows = cache.rows_by_parameter("val", SELECTION_FACTOR * settings.train.validate_trajectories)
-        found = squared_errors(operator, cache, rows, context, place)
+        found = squared_errors(operator, cache, rows, context)
         found = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
         return float(found.chosen == NETWORK)
 

@@ -192,7 +192,7 @@ def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, fac
         taken.clear()
         return (
             base_error(operator.heads[name], cache, context),
-            squared_errors(operator, cache, rows, context, CPU),
+            squared_errors(operator, cache, rows, context),
         )
 
     error, squares = found()

@@ -653,7 +653,7 @@ def validated(operator: Operator, cache: Cache, context: int) -> Tensor:
     """`squared_errors` as the stage computes them at its end."""
     head = operator.heads[cache.task.name]
     head.facts = replace(head.facts, network_weight=1.0)
-    return squared_errors(operator, cache, cache.rows_by_parameter("val", 4), context, torch.device("cpu"))
+    return squared_errors(operator, cache, cache.rows_by_parameter("val", 4), context)
 
 
 def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_helps(caches, reference):
@@ -814,8 +814,8 @@ def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_n
     caches, reference
 ):
     cache, operator = open_cache(config_of(caches), "diff_react2d"), load_operator(reference.directory)
-    nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
-    something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
+    nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10)
+    something = squared_errors(operator, cache, cache.split["val"], 10)
     assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2)
     assert len(nothing) == 0 < len(something) == len(cache.split["val"])
     u = (

@@ -107,7 +107,7 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
     config, truth, _ = opened(tmp_path)
     _, operator, _ = fitted(config)  # persistence
     operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
-    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
+    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0)
     rivals = ("climatology", "seasonal_climatology")
     assert {"persistence", *rivals} <= {*entry.models()}
     assert {f"operator / {name}" for name in rivals} <= {*entry.ratios()}

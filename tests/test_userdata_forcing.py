@@ -153,7 +153,7 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     task = cache.task
     assert task.fields == task.moving == ("u",) and task.forcing == ("f",)
     assert error < 2e-5, error
-    entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0, CPU)
+    entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0)
     assert entry.facts["fields"] == ["u"] and entry.facts["given"] == ["f"]
     assert entry.number("base", "nrmse") < 5e-5
     # the public interface: the same from a start of its own, frames counted from there

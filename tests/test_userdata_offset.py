@@ -46,9 +46,7 @@ def assessed(folder, u, **settings):
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
     facts["description"]["network_weight"] = 0.0
     operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
-    entry, samples = assess_forecasts(
-        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
-    )
+    entry, samples = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0)
     return entry, samples, operator, cache, facts
 
 
@@ -74,7 +72,7 @@ def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
     u = 5 + waves((20, T, X)).astype(np.float64)
     _, _, operator, cache, facts = assessed(tmp_path / "a", u, base=["persistence"])
     rows = cache.rows_by_parameter("val", 64)
-    logged = pooled(squared_errors(operator, cache, rows, 1, torch.device("cpu")))["base"]
+    logged = pooled(squared_errors(operator, cache, rows, 1))["base"]
     assert base_scores(facts)["persistence"] == pytest.approx(logged, rel=1e-3)
     persistence = np.sqrt(np.square(u[:, 1:] - u[:, :1]).mean()) / np.sqrt(np.square(u).mean())
     assert base_scores(facts)["persistence"] == pytest.approx(persistence, rel=0.2)

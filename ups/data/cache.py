@@ -209,6 +209,10 @@ class Cache:
         row_bytes = 8 * num_frames * self.tokenizer.num_channels * math.prod(self.tokenizer.space)
         return rows.split(max(1, min(most, DECODE_BYTES // row_bytes)))
 
+    def given(self, rows: Tensor, context: int, device: torch.device | str = "cpu") -> Tensor:
+        """The latents that a forecast starts from: `context` frames, or the coefficient of a steady task."""
+        return self.inputs(rows, device) if self.task.is_steady else self.batch(rows, 0, context, device)
+
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Latents (B, 1, *tokens, dim) of the coefficient of a steady task."""
         assert self._input is not None, f"{self.task.name} is not steady"

@@ -162,7 +162,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
-        given = truth.given(some, source.head.codec, ensembles.device)
+        given = truth.given(some, source.head.codec)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
         states = len(some) * num_members  # in calls of one size, so that none has to be padded
         size = math.ceil(states / math.ceil(states / block_size(source.head.codec, ensembles.device)))

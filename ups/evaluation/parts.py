@@ -70,9 +70,9 @@ def forecasts(inputs: Inputs, name: str) -> Found:
     """Errors of the operator's forecasts, and what their stated errors are worth."""
     config, operator, truth = inputs.config, inputs.operator, inputs.truths[name]
     settings, started = config.evaluate, time.perf_counter()
-    entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed, inputs.device)
+    entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed)
     words = f"{name}: {in_words(entry)}, in {time.perf_counter() - started:.1f} s"
-    trust.assess_trust(entry, operator, truth, config, inputs.device)
+    trust.assess_trust(entry, operator, truth, config)
     return entry, samples, [words]
 
 

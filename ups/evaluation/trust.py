@@ -19,23 +19,21 @@ BANDED, FRACTIONS = 32, 10  # trajectories with bands, and points of the risk by
 NUM_CHANGES, LEAST_CHANGES, SIZE = 6, 3, 1e-6
 
 
-def assess_trust(
-    entry: Entry, operator: Operator, truth: Truth, config: Config, device: torch.device
-) -> None:
+def assess_trust(entry: Entry, operator: Operator, truth: Truth, config: Config) -> None:
     """Add the case "band" of a task whose weights have one."""
     if operator.head(entry.name).facts.band and not config.evaluate.weights:  # those have other latents
-        add_band(entry, operator, truth, config, device)
+        add_band(entry, operator, truth, config)
         if not why_unknown(truth.task, config):
             entry.add("operator", {"derivative": number(derivative_cosine(operator, truth))}, "band")
 
 
-def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, device: torch.device) -> None:
+def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config) -> None:
     """The fractions of rollouts inside the band (of all and by lead) and inside that of the cells, of
     verdicts and of stated errors within a factor of 2; risk: the RMS error, over that of all, of the
     forecasts with the smallest stated errors; risk_best: with the smallest true ones."""
     head, cache = operator.head(entry.name), truth.cache
     band, rows = Band(**head.facts.band), truth.rows[:: -(-len(truth.rows) // BANDED)]
-    found = measured(operator, cache, rows, truth.context, device, head.facts.network_weight).cpu()
+    found = measured(operator, cache, rows, truth.context, head.facts.network_weight).cpu()
     columns = found[:, 1:].view(len(rows), 4, -1, head.codec.num_channels)[:, :, : len(band.profile)]
     most, some, *difference = columns.unbind(1)
     s, error = band.expected(torch.stack(difference)), found[:, 0]

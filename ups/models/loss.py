@@ -71,14 +71,12 @@ def operator_loss(
 
 
 @torch.no_grad()
-def squared_errors(
-    operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
-) -> Tensor:
+def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int) -> Tensor:
     """Sums over space (rows, 4, T, C), float64, of rollouts after the first `context` frames: u_ref^2, its
     squared distance from the mean of the training data, and the squared errors of operator and base.
     """
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
-    predicted = head.task.predicted
+    predicted, device = head.task.predicted, head.scale.device
     if len(rows) == 0:  # fewer trajectories than processes
         shape = (0, 2 + len(MODELS), num_frames, len(head.task.moving))
         return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -87,8 +85,7 @@ def squared_errors(
     mean = predicted(head.codec.denormalise(zeros).double())
 
     def sums(batch: Tensor) -> Tensor:
-        z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
-        u = head.input_codec.decode(z)
+        u = head.input_codec.decode(cache.given(batch, context, device))
         u_ref = predicted(head.physical(cache.batch(batch, context, num_frames, device)).double())
         space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
