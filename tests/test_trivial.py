@@ -20,7 +20,7 @@ from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.report.model_card import _forecasts
-from ups.report.summary import overview
+from ups.report.report import overview
 from ups.results import Results
 from ups.userdata.times import in_years
 

@@ -58,8 +58,7 @@ class Cache:
     """An open cache. It can be pickled (it reopens its path) and used after a fork.
 
     tokenizer, input_tokenizer, forcing_tokenizer: of the fields, of the coefficient (None unless steady) and
-    of the forcing (None without). num_rows, num_frames, dt (time units). num_bytes: size of all latents;
-    frame_bytes: of one frame.
+    of the forcing (None without). num_rows, num_frames, dt (time units). num_bytes: size of all latents.
     split: train, val, test -> row numbers, and reserved: training rows that only the stages after the
     operator use (task.TASK.reserve).
     parameters (n, P) float64 and parameter_values, empty for a task that hides them; parameter_index,
@@ -82,7 +81,6 @@ class Cache:
                 self.path, f"lacks a part ({type(error).__name__}: {error})", "all parts of a cache"
             ) from error
         self._check()
-        self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
         if self.task.hides:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
         self._reserve(settings.reserve)
