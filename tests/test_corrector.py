@@ -467,7 +467,7 @@ def test_validation_measures_pairs_and_variance_in_latent_units(factor, shift, p
     ranks = SimpleNamespace(device="cpu", agreed=lambda work, _: work(), reduce_sum=lambda sums: sums)
     found = validate(
         student,
-        {"t": SimpleNamespace(head=SimpleNamespace(codec=SimpleNamespace(decode=lambda z: z)))},
+        {"t": SimpleNamespace(decode=lambda z: z)},
         {"t": [(condition, noise(40000, 8, key=1), white, white[:, 0], white[:, 1])]},
         ranks,
     )["t"]

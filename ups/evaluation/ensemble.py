@@ -231,7 +231,7 @@ def one_step(
         move = symmetry(truth.task, codec.space, generator(*key))
         u = move(codec.normalise(truth.frames(rows, frames, 1).to(device)), codec)
         kept = codec.encode(move(codec.decode(cache.batch(rows, frames, 1, device)), codec))
-        u_ref = codec.decode(r[:, None]) + (u - codec.decode(kept))
+        u_ref = source.decode(r) + (u - codec.decode(kept))
         parts.append((r, u_ref, *samples))
         if num_exact and truth.task.has_known_law:
             num = affordable(num_exact, count * u_ref[0].nbytes)
@@ -254,12 +254,12 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
     parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 3)
     noise, second = ensembles.noise(rows, 0, 1)
-    last_pred = source.predict(z, parameters)[0][:, None]  # a rollout reuses it
+    last_pred = source.frame(source.predict(z, parameters)[0])  # a rollout reuses it
 
     def step() -> None:
         z_pred, tokens, facts = source.predict(z, parameters, last_pred=last_pred)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
-        source.head.codec.decode(z_next).cpu()  # waits for the device
+        source.decode(z_next).cpu()  # waits for the device
 
     seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]  # the first warms up
     with FlopCounterMode(display=False) as operations:

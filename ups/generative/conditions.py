@@ -106,6 +106,21 @@ class StateConditions:
         facts = torch.cat([parameters.standard, dt, encode_error(size)], 1)
         return z_pred[:, 0], tokens, facts
 
+    # As a frame of its own, a residual is not contiguous: torch rounds otherwise with [:, None], and gains of
+    # limits and samples would differ in their last digits from those of the published results.
+
+    def frame(self, r: Tensor) -> Tensor:
+        """(..., *tokens, dim) to latents of one frame (..., 1, *tokens, dim)."""
+        return r.unsqueeze(-2).movedim(-2, -2 - self.head.task.ndim)
+
+    def decode(self, r: Tensor) -> Tensor:
+        """(..., *tokens, dim) to normalised fields (..., 1, C, *space); linear."""
+        return self.head.codec.decode(self.frame(r))
+
+    def encode(self, w: Tensor) -> Tensor:
+        """Inverse of `decode`, for fields inside the kept subspace."""
+        return self.head.codec.encode(w).movedim(-2 - self.head.task.ndim, -2).flatten(-2)
+
     def prediction(self, tokens: Tensor) -> Tensor:
         """The prediction (batch, *tokens, dim), recovered from the tokens of `predict`."""
         dim, history = self.head.codec.dim, self.head.history
@@ -191,4 +206,8 @@ class FieldConditions:
     def solution(self, log_u: Tensor, r: Tensor) -> Tensor:
         """Physical u = exp(log_u + r), of log_u (batch, *tokens, dim) as `predict` gives it and r (...,
         *tokens, dim)."""
-        return self.head.codec.masked(self.head.codec.decode(log_u + r).exp(), torch.nan)
+        return self.head.codec.masked(self.decode(log_u + r).exp(), torch.nan)
+
+    def decode(self, r: Tensor) -> Tensor:
+        """(..., *tokens, dim) to fields of log u, (..., C, *space); linear."""
+        return self.head.codec.decode(r)

@@ -30,7 +30,7 @@ class LimitFit:
     ):
         self.samplers, self.source, self.seed, self.ranks = samplers, source, seed, ranks
         self.head = next(iter(samplers.values())).network.heads[source.name]
-        self.codec, self.limits = source.head.codec, self.head.limits
+        self.limits = self.head.limits
         self.shape = 2, 3, self.limits.gains.shape[3], self.limits.num_shells  # of `_moments`
 
     def fit_observed(self) -> None:
@@ -39,11 +39,11 @@ class LimitFit:
 
         def state_power(number: int) -> Tensor:
             r, tokens, _ = self._batch(number)
-            return self.limits.power(self.codec.decode(self.source.prediction(tokens) + r)).sum(0)
+            return self.limits.power(self._field(self.source.prediction(tokens) + r)).sum(0)
 
         def residual_moments(number: int) -> Tensor:
             r, tokens, _ = self._batch(number)
-            return self._moments(self.codec.decode(self.source.prediction(tokens)), r)
+            return self._moments(self._field(self.source.prediction(tokens)), r)
 
         self.limits.set_silent(self._total(state_power, self.limits.is_silent.shape, SAMPLE_BATCHES))
         sums = self._total(residual_moments, self.shape, RESIDUAL_BATCHES)
@@ -75,7 +75,7 @@ class LimitFit:
             rngs = [generator(self.seed, "limits", key, number) for key in KEYS]
             noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
             given = (self.source, tokens, facts, *noises)
-            w_pred = self.codec.decode(self.source.prediction(tokens))
+            w_pred = self._field(self.source.prediction(tokens))
             samples = [one.residual(*given, is_limited=is_limited) for one in self.samplers.values()]
             return torch.stack([self._moments(w_pred, r) for r in samples])
 
@@ -89,9 +89,13 @@ class LimitFit:
         rng = generator(self.seed, "limits", number)
         return self.source.batch("reserved", batch.rows, batch.starts, rng)[:3]
 
+    def _field(self, r: Tensor) -> Tensor:
+        """r as a field (batch, C, *space)."""
+        return self.source.decode(r).flatten(1, 2)
+
     def _moments(self, w_pred: Tensor, r: Tensor) -> Tensor:
         """Sums over rows of the `WaveLimits.moments` of r, and of their squares."""
-        values = self.limits.moments(w_pred, self.codec.decode(r))
+        values = self.limits.moments(w_pred, self._field(r))
         return torch.stack([values.sum(0), values.square().sum(0)])
 
     def _total(self, of: Callable[[int], Tensor], shape: tuple[int, ...], batches: int) -> Tensor:

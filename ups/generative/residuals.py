@@ -59,8 +59,8 @@ class TransientResiduals(StateConditions):
     """Residuals along the trajectories of a cache; same interface as `SteadyResiduals`.
 
     windows(split): (rows, starts), for `Schedule`. start_weights: sampling weights of the window starts in
-    training; None: uniform. batch(...): a `ResidualBatch`. perturbed: fraction of the training states with an
-    added error.
+    training; None: uniform. decode: residual latents to the field, linear. batch(...): a `ResidualBatch`.
+    perturbed: fraction of the training states with an added error.
     """
 
     def __init__(self, operator: Operator, cache: Cache, perturbed: float = 0.0):

@@ -100,9 +100,9 @@ class Sampler:
         r = head.unwhiten(white, condition)
         if not is_limited:
             return r
-        codec = states.head.codec
-        w_pred, w = codec.decode(states.prediction(tokens)[case]), codec.decode(r)
-        return codec.encode(head.limits(w_pred, w, self.evaluations, facts[case, -1] > 0))
+        w_pred, w = (states.decode(z).flatten(1, 2) for z in (states.prediction(tokens)[case], r))
+        w = head.limits(w_pred, w, self.evaluations, facts[case, -1] > 0)
+        return states.encode(w[:, None])
 
 
 def samplers_of(stage: str, network: Corrector) -> dict[str, Sampler]:
@@ -190,9 +190,10 @@ def sample_rollout(
         is_observed = first + num_done == 0  # the state that the call starts from
         error, known = 0.0 if is_observed else sample_error, batch.later(first + num_done)
         z_pred, tokens, facts = states.predict(window, known, error, predicted.get(num_done))
-        w = head.codec.decode(z_pred[:, None])
-        z_pred = predicted[num_done + 1] = z_pred[:, None] + head.codec.encode(torch.clamp(w, low, high) - w)
-        z_next = z_pred + residual(tokens, facts, *noise_of(num_done))[:, None]
+        w = states.decode(z_pred)
+        z_pred = z_pred + states.encode(torch.clamp(w, low, high) - w)
+        predicted[num_done + 1] = states.frame(z_pred)
+        z_next = states.frame(z_pred + residual(tokens, facts, *noise_of(num_done)))
         return head.keep_latents(z_next, window[:, -1])
 
     steps = in_segments(step, num_frames, 1 + head.history) if is_tracked else step

@@ -234,9 +234,7 @@ def ensemble_scores(
 ) -> Tensor:
     """`ensemble_loss` of samples of one evaluation (batch,); r (batch, ...) whitened, noise (batch, M,
     ...)."""
-    return ensemble_loss(
-        _sample(student, condition, noise), _scaled(student, condition, r), source.head.codec.decode
-    )
+    return ensemble_loss(_sample(student, condition, noise), _scaled(student, condition, r), source.decode)
 
 
 # ---- validation
@@ -273,8 +271,7 @@ def validate(
         condition, r, noise, *ends = batch
         members = _sample(student, condition, noise)
         truth, first, second = (_scaled(student, condition, x) for x in (r, *ends))
-        codec, size = residuals[name].head.codec, len(r)
-        field, field_ref = codec.decode(members), codec.decode(truth)
+        field, field_ref, size = residuals[name].decode(members), residuals[name].decode(truth), len(r)
         return torch.stack(
             [
                 (members[:, 0] - first).square().mean() * size,

@@ -186,7 +186,7 @@ class Operator(TaskNetwork):
             if not weight:
                 return u_base, features
             out = head.out(features)
-        change = out.float()[:, None]
+        change = out.float().unsqueeze(-2).movedim(-2, 1)  # the layout by which torch rounds
         scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
         u_next = u_base + head.codec.decode(scale * change)
         is_trained = self.training and torch.is_grad_enabled()  # windows hardly reach the bounds of waves
