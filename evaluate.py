@@ -28,7 +28,6 @@ from ups.config.command import parse_arguments, run_script
 from ups.config.load import to_dict
 from ups.data.generate import num_cores
 from ups.evaluation import gates, parts
-from ups.evaluation.break_even import train_seconds
 from ups.forecaster import Forecaster
 from ups.report import model_card, report, sections
 from ups.results import Results
@@ -160,7 +159,7 @@ def facts_of(inputs: parts.Inputs, trained: dict[str, Any], decided: list[Decisi
             "steps": trained["step"],
             "parameters": sum(p.numel() for p in inputs.operator.parameters()),
             "precision": inputs.operator.precision,
-            "seconds": train_seconds(inputs.history),
+            "seconds": parts.train_seconds(inputs.history),
             "source": described["data"]["source"],
             "data_seed": described["data"]["seed"],
             "seed": described["run"]["seed"],

@@ -3,8 +3,7 @@
     z = B^T P (log u or u - mean) / std        patch-POD codec, ups/data/tokenizer.py
 
 Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, complete or not at all. A cache
-that fits the current settings and data is kept. Prints per task the tokenizer, size, fingerprint and floor:
-the error of encoding and decoding alone on held-out trajectories.
+that fits the current settings and data is kept. Prints per task the tokenizer, size and fingerprint.
 
     python prepare_cache.py              prints "built" or "up to date" per task
     python prepare_cache.py --dry-run    sizes, dims, disk; writes nothing
@@ -27,7 +26,7 @@ BYTES_PER_S = 60e6  # of latents built: two passes over the data on one core
 
 
 def describe(cache: Cache) -> str:
-    """Tokenizer, size, fingerprint and floor of a cache, as lines of text."""
+    """Tokenizer, size and fingerprint of a cache, as lines of text."""
     lines = [
         f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
         f"latents, fingerprint {cache.fingerprint[:12]}"
@@ -35,13 +34,6 @@ def describe(cache: Cache) -> str:
     codecs = [("state", cache.tokenizer), ("input", cache.input_tokenizer)]
     for name, codec in codecs[: 1 + cache.task.is_steady]:
         lines.append(f"  {name}: {codec.extra_repr()}, kept energy {codec.kept_energy:.8f}")
-        for split, floors in cache.floor.items():
-            floor = floors[name]
-            fields = [f"{field} {value:.2e}" for field, value in floor["fields"].items() if value is not None]
-            line = f"  floor on {split}: nRMSE " + (", ".join(fields) or "undefined (the truth is zero)")
-            if floor["over_change"] is not None:
-                line += f"; {floor['over_change']:.2e} of the one-step change"
-            lines.append(line)
     return "\n".join(lines)
 
 

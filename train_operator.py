@@ -55,7 +55,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache, rows: Tensor) -> Tensor:
-        return squared_errors(operator, cache, rows, contexts[name], run.device)
+        return squared_errors(operator, cache, rows, contexts[name])
 
     return by_rank(run, caches, count, errors, "validating")
 
@@ -82,8 +82,6 @@ def main() -> None:
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    calls = {name: config.task[name].bundle for name in config.served("diffusion")}
-    windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
 
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
@@ -107,7 +105,7 @@ def main() -> None:
             f"{', '.join(exact)}: the base is exact up to rounding, so the network is not trained there"
         )
     if trained:
-        windows = Windows(trained, config.task, contexts, config.operator, seed)
+        windows = Windows(trained, config.task, config.operator, seed)
         losses = {name: partial(loss_of, operator, name) for name in trained}
     else:
         run.skip_loop("no task has a base that a network could improve")
@@ -121,7 +119,7 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            scores = scores_of(found, calls)
+            scores = scores_of(found, config.served("diffusion"))
             metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
             lines = [f"{name} {of['network']:.2e} (base {of['base']:.2e})" for name, of in errors.items()]
             run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")
@@ -143,7 +141,7 @@ def main() -> None:
     def numbers(name: str, cache: Cache, rows: Tensor) -> Tensor:
         some = rows if len(rows) else cache.split["val"][:1]  # fewer trajectories than processes
         weight = decided[name]["network_weight"]
-        return measured(operator, cache, some, contexts[name], run.device, weight)[: len(rows)]
+        return measured(operator, cache, some, contexts[name], weight)[: len(rows)]
 
     for name, found_of in by_rank(run, caches, count, numbers, "measuring errors").items():
         cache, head = caches[name], operator.heads[name]

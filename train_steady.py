@@ -19,7 +19,6 @@ Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion add
 The report compares the samples with exact ones.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
@@ -52,7 +51,7 @@ def main() -> None:
     for name, source in residuals.items():
         head = corrector.heads[name]
         head.guess.load_state_dict(source.posterior.state_dict())
-        head.facts = replace(head.facts, start="pushed" if source.is_linear else "gaussian")
+        head.decide(start="pushed" if source.is_linear else "gaussian")
     corrector = run.attach(warm_start(run, corrector, config))
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
     compute = partial(loss_of, corrector)

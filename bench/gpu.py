@@ -161,7 +161,7 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
     head, device = operator.heads[name], operator.heads[name].scale.device
     shapes = [
         (rows, head.history, head.input_codec.num_channels, *head.input_codec.space),
-        (rows, head.bundle, head.codec.num_channels, *head.codec.space),
+        (rows, 1, head.codec.num_channels, *head.codec.space),
     ]
     values = torch.tensor([[low for low, _ in head.facts.parameters.values()]], dtype=torch.float64)
     u, u_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)

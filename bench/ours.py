@@ -107,12 +107,12 @@ def train_ours(
     context = cache.context(config)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
-    windows = Windows({task: cache}, config.task, {task: context}, scaled, seed)
+    windows = Windows({task: cache}, config.task, scaled, seed)
 
     def validate() -> dict[str, float]:
         rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
         with ema.swap():
-            found = pooled(squared_errors(operator, cache, rows, context, place))
+            found = pooled(squared_errors(operator, cache, rows, context))
         return {"val": min(found.values()), **found}
 
     training = Training(budget_seconds, watch, validate, ema.snapshot, enough)
@@ -148,7 +148,7 @@ def train_ours(
         none."""
         trained.facts = dataclasses.replace(trained.facts, network_weight=1.0)
         rows = cache.rows_by_parameter("val", SELECTION_FACTOR * settings.train.validate_trajectories)
-        found = squared_errors(operator, cache, rows, context, place)
+        found = squared_errors(operator, cache, rows, context)
         found = select_network(task, found, cache.trajectory[rows], seed, cache.task.is_driven)
         return float(found.chosen == NETWORK)
 

@@ -26,6 +26,7 @@ import dataclasses
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import benchmark
 
 import ups
 from bench import authors
@@ -43,7 +45,7 @@ from bench.tune import OUT
 from bench.user_data import CONFIG, write, write_config
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.evaluation.break_even import MIN_CELLS, regridded, timed, train_seconds
+from ups.evaluation.parts import train_seconds
 from ups.forecaster import Forecaster
 from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.tasks import TASKS, Task
@@ -63,6 +65,8 @@ PROCESSES = 2  # of the training of pretrained/
 FITS_S = 120.0  # of a family of pretrained/, assumed, since its log lacks them; 70 s in the default run then
 UNSEEN = 10_000  # the first trajectory that no training saw
 NUM_STARTS, NUM_REPEATS, LONG_S, NUM_DRAWS = 8, 5, 1.0, 400
+MIN_CELLS = 8  # per axis; the solvers take no coarser grid (ups_solvers/solver.py)
+MEASURED_S = 0.1  # calls are repeated for so long; a call that takes longer is measured once
 FRACTIONS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)  # of the cells per axis of the full grid
 # the other authors' rows: cells and steps of the truth, trajectories, steps of training; what is tried
 EQUATION, FINE, NUM_FILMS, NUM_STEPS = "burgers", (256, 40), 48, 200
@@ -93,6 +97,23 @@ def trained(name: str, config: Path, *overrides: str) -> tuple[Forecaster, dict[
             seconds[script] = spent() - before
         kept.write_text(json.dumps(seconds), encoding="utf-8")
     return ups.load(folder / "run"), json.loads(kept.read_text(encoding="utf-8"))
+
+
+def regridded(u: Tensor, grid: Sequence[int], task: Task, names: Sequence[str]) -> Tensor:
+    """Fields `names` (.., C, *space) interpolated to another grid; positive ones as logarithms."""
+    is_log = torch.tensor([name in task.inputs + task.positive for name in names]).view(-1, *[1] * task.ndim)
+    v = resample(torch.where(is_log, u.clamp_min(1e-30).log(), u), grid, task.boundary)
+    return torch.where(is_log, v.exp(), v)
+
+
+def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """The result of a call and its seconds on one thread: the median after a warm-up."""
+    started = time.process_time()
+    result, seconds = call(), time.process_time() - started
+    if seconds < MEASURED_S:
+        timer = benchmark.Timer("call()", timer=time.process_time, globals={"call": call}, num_threads=1)
+        seconds = timer.blocked_autorange(min_run_time=MEASURED_S).median
+    return result, seconds
 
 
 def cost_of(

@@ -241,7 +241,7 @@ def sample_residuals(
     noise, second = (torch.randn(z_pred.shape, generator=generator(3, key)) for key in ("noise", "second"))
     out = {}
     for name, draw in draws.items():
-        z_next = source.decode(z_pred + draw(tokens, facts, noise, second))[:, 0]
+        z_next = codec.decode(z_pred + draw(tokens, facts, noise, second))
         out[name] = codec.denormalise(z_next)[:, 0].unflatten(0, (-1, members)) - propagate(u)[:, None]
     return out
 
@@ -349,7 +349,7 @@ def measure_assessed(config: Config, entry: Entry) -> dict[str, float]:
     truth = torch.cat([windows.u_ref[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
     exact = residuals_of(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
-    members = ensembles.residuals.decode(windows.samples["corrector"])
+    members = codec.decode(windows.samples["corrector"][:, :, None])
     ours = summarise_ensemble(score_ensemble(members, windows.u_ref), Resamples(20, 0))
     return {
         "one step": ours["crps"]["value"] * unit / float(scores[:count].mean()),

@@ -140,7 +140,7 @@ def test_the_report_says_how_far_bands_hold_and_errors_rank(monkeypatch):
         config = SimpleNamespace(evaluate=SimpleNamespace(num_bootstrap=100), run=SimpleNamespace(seed=0))
         monkeypatch.setattr(trust, "measured", lambda operator, cache, rows, *rest: found[rows])
         entry = Entry("any", "tasks", {"times": [1.0, 2.0, 3.0]})
-        trust.add_band(entry, operator, truth, config, torch.device("cpu"))
+        trust.add_band(entry, operator, truth, config)
         return entry
 
     good, narrow, random = entry_of(1, True), entry_of(0.5, True), entry_of(1, False)

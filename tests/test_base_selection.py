@@ -192,7 +192,7 @@ def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, fac
         taken.clear()
         return (
             base_error(operator.heads[name], cache, context),
-            squared_errors(operator, cache, rows, context, CPU),
+            squared_errors(operator, cache, rows, context),
         )
 
     error, squares = found()
@@ -442,11 +442,11 @@ def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
         load_base(head, state)
 
 
-def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_says(config):
+def test_a_steady_task_has_one_frame_whatever_the_configuration_says(config):
     task = dict(config.task)
-    task["darcy2d"] = replace(task["darcy2d"], history=5, bundle=2)
+    task["darcy2d"] = replace(task["darcy2d"], history=5)
     description = head_facts(open_cache(replace(config, task=task), "darcy2d"), "elliptic", {})
-    assert (description.history, description.bundle) == (1, 1)
+    assert description.history == 1
     json.dumps(description.described())
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from cases import cases
 
+from bench.pays import regridded
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.evaluation.break_even import regridded, why_unknown
+from ups.evaluation.trust import why_unknown
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 

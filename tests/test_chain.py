@@ -272,7 +272,7 @@ def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypa
 
     def rolled(error: float) -> torch.Tensor:
         told.clear()
-        sampler.network.heads[NOISY].sample_error = error
+        sampler.network.heads[NOISY].decide(sample_error=error)
         z = cache.batch(torch.arange(3), 0, config.context(NOISY))
         return sample_states(operator, sampler, NOISY, Starts(z, cache.parameters[:3], range(3)), 3, 2)
 

@@ -526,7 +526,7 @@ def test_facts_of_a_corrector_are_saved_as_they_were_read_and_a_change_of_one_is
     description = {"model": to_dict(MODEL), "precision": "no", "tasks": [dict(task) for task in TASKS]}
     network = Corrector(description)
     assert network.description == description
-    network.heads[TASKS[0]["name"]].sample_error = 0.1
+    network.heads[TASKS[0]["name"]].decide(sample_error=0.1)
     assert network.description["tasks"][0] == TASKS[0] | {"sample_error": 0.1}
     assert Corrector(network.description).heads[TASKS[0]["name"]].sample_error == 0.1
     with pytest.raises(ValueError, match="have the dim missing; expected what this version records"):

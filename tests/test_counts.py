@@ -145,6 +145,6 @@ def test_windows_hold_as_many_calls_as_the_frames_allow(tmp_path, frames, histor
     )
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
-    windows = Windows({"ks": cache}, config.task, {"ks": history}, config.operator, 0)
+    windows = Windows({"ks": cache}, config.task, config.operator, 0)
     assert windows.calls == {"ks": calls} and most_calls(config.task["ks"], frames) >= calls
     assert windows.schedule.windows["ks"] == (10, frames - history - calls + 1)

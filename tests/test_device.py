@@ -169,7 +169,7 @@ def operator_stage(
     ]  # of the optimizer; torch makes others on the meta device
     for parameter, mark in zip(operator.to(device).parameters(), marks, strict=True):
         vars(parameter).update(mark)
-    windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, 0)
+    windows = Windows({name: caches[name]}, config.task, config.operator, 0)
     compute = partial(train_operator.loss_of, operator, name)
     return operator, lambda step: SplitLoss(
         partial(windows.read, operator.heads[name], windows.schedule.batch(step)), compute

@@ -281,7 +281,7 @@ def test_members_from_noisy_starts_have_the_noise_of_the_data(world):
     finally:
         head.facts = facts
     assert members.shape[:3] == (len(rows), 16, 2) and torch.isfinite(members).all()
-    given, operator = truth.given(rows, head.codec, CPU), ensembles.residuals.operator
+    given, operator = truth.given(rows, head.codec), ensembles.residuals.operator
     alone = head.physical(operator.rollout(given, head.name, truth.cache.parameters[rows], 2))
     assert float((members.mean(1) - alone).square().mean().sqrt()) < sigma
     assert sigma < float(members.var(1).mean().sqrt()) < 2 * sigma

@@ -56,8 +56,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     bases = {head.name: ({"description": head.facts.described()}, fitted_state(head)) for head in heads}
     settings = config.operator
     operator = build_operator(bases, settings.model, settings.train.precision)
-    contexts = {name: config.context(name) for name in TASKS}
-    windows = Windows(caches, config.task, contexts, settings, config.run.seed)
+    windows = Windows(caches, config.task, settings, config.run.seed)
     optimizer = build_optimizer(operator, settings.optim)
     for step in range(12):
         batch = windows.schedule.batch(step)

@@ -136,8 +136,8 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         model = {{"kind": "flat", "width": 8, "depth": 1, "modes": 3, "kernel_size": 3, "mlp_ratio": 1.0}}
         operator = Operator({{"model": model, "precision": "no",
                               "tasks": [head_facts(cache, "persistence", base_settings(cache)).described()]}})
-        caches, contexts = {{"burgers1d": cache}}, {{"burgers1d": 10}}
-        windows = Windows(caches, config.task, contexts, config.operator, 0)
+        caches = {{"burgers1d": cache}}
+        windows = Windows(caches, config.task, config.operator, 0)
         head, last = operator.heads["burgers1d"], config.operator.train.steps - 1
         torch.set_grad_enabled(False)
         def read(step):

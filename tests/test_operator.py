@@ -79,7 +79,6 @@ def describe(
     name: str,
     kind: str = "persistence",
     history: int = 1,
-    bundle: int = 1,
     dim: int = 0,
     cells: int = 16,
     **settings,
@@ -103,7 +102,6 @@ def describe(
     return {
         "name": name,
         "history": history,
-        "bundle": bundle,
         "codec": describe_tokenizer(codecs["codec"]),
         "input_codec": describe_tokenizer(codecs["coefficient_codec"]) if task.is_steady else None,
         "parameter_values": list(VALUES[name]),
@@ -162,21 +160,20 @@ def parameters_of(operator: Operator, name: str, batch: int = 2) -> ParameterBat
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "history", "bundle", "dim"),
+    ("name", "kind", "history", "dim"),
     [
-        ("advection1d", "persistence", 1, 1, 0),
-        ("advection1d", "propagator", 3, 1, 2),
-        ("advection1d", "propagator", 2, 2, 0),
-        ("burgers1d", "transport", 1, 3, 0),
-        ("diff_react2d", "propagator", 2, 2, 5),
-        ("darcy2d", "elliptic", 1, 1, 3),
+        ("advection1d", "persistence", 1, 0),
+        ("advection1d", "propagator", 3, 2),
+        ("burgers1d", "transport", 1, 0),
+        ("diff_react2d", "propagator", 2, 5),
+        ("darcy2d", "elliptic", 1, 3),
     ],
 )
-def test_a_prediction_has_a_frame_per_bundle_and_the_latents_of_the_state(name, kind, history, bundle, dim):
-    operator = build(describe(name, kind, history, bundle, dim))
+def test_a_prediction_is_one_frame_with_the_latents_of_the_state(name, kind, history, dim):
+    operator = build(describe(name, kind, history, dim))
     head = operator.heads[name]
     full, base = operator.predict(latents(operator, name, 2, history), name, parameters_of(operator, name))
-    assert full.shape == base.shape == (2, bundle, *head.codec.tokens, head.codec.dim)
+    assert full.shape == base.shape == (2, 1, *head.codec.tokens, head.codec.dim)
     assert torch.isfinite(full).all() and (full - base).abs().max() > 0.05
     assert head.codec.dim == (dim or head.codec.width)
     assert torch.equal(operator(latents(operator, name, 2, history), name, values(name)), full)
@@ -187,14 +184,14 @@ def test_a_prediction_has_a_frame_per_bundle_and_the_latents_of_the_state(name, 
         operator.predict(latents(operator, name, 2, history + 1), name, parameters_of(operator, name))
 
 
-def test_the_base_is_called_once_per_frame_of_the_bundle_on_its_own_answers():
-    operator = build(describe("advection1d", "propagator", 2, 3))
+def test_frames_of_a_base_alone_are_made_of_its_own_answers():
+    operator = build(describe("advection1d", "propagator", 2))
     head, z = operator.heads["advection1d"], latents(operator, "advection1d", 2, 2)
-    _, base = operator.predict(z, "advection1d", parameters_of(operator, "advection1d"))
     parameters, u = ParameterBatch(torch.zeros(2, 1), torch.tensor([0, 1])), head.codec.decode(z)
+    base = head.base_frames(u, parameters, 3)
     for frame in range(3):
         u = torch.cat([u, head.base(u[:, -2:], parameters)[:, None]], 1)
-        torch.testing.assert_close(head.codec.decode(base[:, frame]), u[:, -1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(base[:, frame], u[:, -1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +222,7 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
     seen, features = operator.predict_with_features(z, "burgers1d", parameters)
     full, base = operator.predict(z, "burgers1d", parameters)
     assert torch.equal(seen, full) and features.shape == (2, *head.codec.tokens, operator.width)
-    change = head.scale[parameters.index].view(-1, 1, 1, 1) * head.out(features).unflatten(
-        -1, (head.bundle, -1)
-    ).movedim(-2, 1)
+    change = head.scale[parameters.index].view(-1, 1, 1, 1) * head.out(features)[:, None]
     torch.testing.assert_close(base + change, full)
     head.facts = replace(head.facts, network_weight=0.0)
     alone, still = operator.predict_with_features(z, "burgers1d", parameters)
@@ -364,17 +359,17 @@ def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
     assert z_base.grad is None and pred.grad is not None and not base.requires_grad
 
 
-@pytest.mark.parametrize(("kind", "bundle"), [("transport", 1), ("persistence", 2)])
-def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind, bundle):
-    operator = build(describe("burgers1d", kind, history=2, bundle=bundle))
+@pytest.mark.parametrize("kind", ["transport", "persistence"])
+def test_the_loss_is_the_mean_over_calls_of_the_networks_error(kind):
+    operator = build(describe("burgers1d", kind, history=2))
     head, parameters = operator.heads["burgers1d"], parameters_of(operator, "burgers1d")
     head.scale.copy_(torch.tensor([0.2, 0.3, 0.4]))
-    z, z_ref = latents(operator, "burgers1d", 2, 2), latents(operator, "burgers1d", 2, 2 * bundle, seed=1)
+    z, z_ref = latents(operator, "burgers1d", 2, 2), latents(operator, "burgers1d", 2, 2, seed=1)
     decode = head.codec.decode
     loss, metrics = operator_loss(operator, "burgers1d", decode(z), decode(z_ref), parameters)
     network, base = 0.0, 0.0
     for call in range(2):
-        target = z_ref[:, call * bundle : (call + 1) * bundle]
+        target = z_ref[:, call : call + 1]
         full, z_base = operator.predict(z, "burgers1d", parameters)
         scale = torch.tensor([0.2, 0.3])
         errors = [float(relative_errors(pred.detach(), target, z_base, scale)[0]) for pred in (full, z_base)]
@@ -526,17 +521,6 @@ def test_a_rollout_feeds_the_last_frames_back():
     assert u_pred.flatten().tolist() == [2, 3, 5, 8, 13, 21]
 
 
-def test_a_rollout_of_bundles_is_cut_to_the_frames_asked_for():
-    context, calls = torch.tensor([[1.0]]).view(1, 1, 1), []
-
-    def step(window: Tensor, num_done: int) -> Tensor:
-        calls.append((num_done, *window.flatten().tolist()))
-        return torch.cat([window[:, -1:] + 1, window[:, -1:] + 2], 1)
-
-    assert rollout(step, context, 5, 1).flatten().tolist() == [2, 3, 4, 5, 6]
-    assert calls == [(0, 1), (2, 3), (4, 5)]
-
-
 def test_a_rollout_without_enough_context_or_frames_is_refused():
     with pytest.raises(
         ValueError,
@@ -669,7 +653,7 @@ def validated(operator: Operator, cache: Cache, context: int) -> Tensor:
     """`squared_errors` as the stage computes them at its end."""
     head = operator.heads[cache.task.name]
     head.facts = replace(head.facts, network_weight=1.0)
-    return squared_errors(operator, cache, cache.rows_by_parameter("val", 4), context, torch.device("cpu"))
+    return squared_errors(operator, cache, cache.rows_by_parameter("val", 4), context)
 
 
 def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_helps(caches, reference):
@@ -679,12 +663,13 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     for name, error in recorded.items():
         cache = open_cache(config, name)
         rows = cache.rows_by_parameter("val", 4)  # four times as many
+        is_used = operator.heads[name].is_network_used
         found = validated(operator, cache, config.context(name))
         question = f"forecasts of {name}"
         decision = select_network(question, found, cache.trajectory[rows], config.run.seed)
         # the decision is stored with the weights
         assert decision.described() in decided
-        assert operator.heads[name].is_network_used == (decision.chosen == "network")
+        assert is_used == (decision.chosen == "network")
         truth, _, *squares = found.sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
@@ -816,8 +801,7 @@ def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, 
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches):
     config = config_of(caches, "operator.unroll_steps=3")
     found = {name: open_cache(config, name) for name in config.data.tasks}
-    contexts = {name: config.context(name) for name in found}
-    windows = Windows(found, config.task, contexts, config.operator, 0).schedule.windows
+    windows = Windows(found, config.task, config.operator, 0).schedule.windows
     # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one
     # frame
     assert windows["advection1d"][1] == 10
@@ -830,8 +814,8 @@ def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_n
     caches, reference
 ):
     cache, operator = open_cache(config_of(caches), "diff_react2d"), load_operator(reference.directory)
-    nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
-    something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
+    nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10)
+    something = squared_errors(operator, cache, cache.split["val"], 10)
     assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2)
     assert len(nothing) == 0 < len(something) == len(cache.split["val"])
     u = (
@@ -937,7 +921,7 @@ def test_a_gradient_takes_the_memory_of_few_of_the_steps():
         return max(itertools.accumulate(sizes))
 
     plain = most_bytes(lambda step: step)
-    assert plain > 36 * 2**22 and most_bytes(lambda step: in_segments(step, 36, 1, 1)) < plain / 4
+    assert plain > 36 * 2**22 and most_bytes(lambda step: in_segments(step, 36, 1)) < plain / 4
 
 
 def test_a_base_of_another_kind_than_those_of_this_version_is_refused_by_name():

@@ -24,7 +24,7 @@ from ups.evaluation.parts import in_words
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import Resamples, compare
 from ups.report import drawing, figures, figures_ensemble, model_card, report, sections
-from ups.report.summary import overview
+from ups.report.report import overview
 from ups.report.tables import MODELS
 from ups.results import Entry, Results
 from ups.tasks import get_task

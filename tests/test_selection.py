@@ -262,9 +262,9 @@ def test_a_sampled_task_is_scored_by_single_calls():
     sums = squares_of(late, MEAN_AT_ONCE)
     assert weight_of(sums, ALONE, 0) == 0.0
     assert weight_of(sums[:, :, :1], ALONE, 0) == 1.0
-    by_call = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"a": 1}) for network in (early, late)]
+    by_call = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, ["a"]) for network in (early, late)]
     assert by_call[1] < by_call[0]
-    by_rollout = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"b": 1}) for network in (early, late)]
+    by_rollout = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, ["b"]) for network in (early, late)]
     assert by_rollout[0][0] == by_rollout[1][0] and by_rollout[1][1] > by_rollout[0][1]
 
 

@@ -103,7 +103,7 @@ def test_half_of_the_windows_are_drawn_in_proportion_to_the_change_and_ranks_sha
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
     head, _ = select_base(cache, 0, 1, 0, torch.device("cpu"))
-    windows = Windows({"heat": cache}, config.task, {"heat": 1}, config.operator, 0)
+    windows = Windows({"heat": cache}, config.task, config.operator, 0)
     u = head.codec.decode(cache.batch(cache.split["train"], 0, 6)).double()
     change, size = (w.square().mean((2, 3)).sqrt() for w in (u[:, 1:] - u[:, :-1], u[:, :-1]))
     for length in (2, 4):  # windows of one call and of three in a row

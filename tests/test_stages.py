@@ -415,9 +415,9 @@ def test_a_network_of_other_conditions_is_refused_with_what_to_do(chain, hidden)
 
 
 @torch.no_grad()
-def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
-    """An untrained operator that is shown two frames and predicts three."""
-    settings = replace(config.task[HIDDEN], history=2, bundle=3, train_from=1)
+def test_residuals_keep_frames_tokens_and_channels_in_order(config):
+    """An untrained operator that is shown two frames."""
+    settings = replace(config.task[HIDDEN], history=2, train_from=1)
     config = replace(config, task={**config.task, HIDDEN: settings})
     cache = open_cache(config, HIDDEN)
     operator = Operator(
@@ -430,28 +430,24 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache)
-    assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
+    assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2)
     assert residuals.description == {
         "name": HIDDEN,
-        "dim": 3 * 4,
+        "dim": 4,
         "tokens": [8],
-        "fields": [3, 32],
-        "num_conditions": 7 * 4 + operator.width,
+        "fields": [1, 32],
+        "num_conditions": 5 * 4 + operator.width,
         "num_features": operator.width,
     }
-    places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
+    places, starts = torch.tensor([4, 2]), torch.tensor([0, 6])
     r, tokens, *_ = residuals.batch("reserved", places, starts, None)
-    z = cache.batch(cache.split["reserved"][places], starts + 1, 5)  # starts count from train_from
+    z = cache.batch(cache.split["reserved"][places], starts + 1, 3)  # starts count from train_from
     z_pred = operator(z[:, :2], HIDDEN, torch.zeros(2, 0))
-    codec = operator.heads[HIDDEN].codec
-    expected = codec.decode(z[:, 2:]) - codec.decode(z_pred)
-    torch.testing.assert_close(residuals.decode(r), expected, rtol=0, atol=1e-5)
-    assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 28 + operator.width)
+    torch.testing.assert_close(r, (z[:, 2:] - z_pred)[:, 0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(residuals.prediction(tokens), z_pred[:, 0], rtol=0, atol=1e-5)
     torch.testing.assert_close(
         tokens[..., 8:12], z[:, 0] - cache.batch(cache.split["reserved"][places], starts, 1)[:, 0]
     )
-    members = residuals.decode(r[:, None].expand(-1, 6, -1, -1))
-    torch.testing.assert_close(members, expected[:, None].expand(-1, 6, -1, -1, -1), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -465,7 +461,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.posterior.floor)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
-    torch.testing.assert_close(steady.decode(guess + r), u.log(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(steady.head.codec.decode(guess + r), u.log(), rtol=0, atol=1e-3)
     assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (8, 3)
     torch.testing.assert_close(mask.flatten(1).mean(1), facts[:, 0])
     full = (facts[:, 0] == 1) & (facts[:, 1] == 0) & (facts[:, 2] == 0)
@@ -669,9 +665,9 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
     def limited(name: str, end: torch.Tensor) -> torch.Tensor:
         limits = networks[stages.get(name, "diffusion")].heads[HIDDEN].limits
         r = head.r_mean + scale * (condition.mean + end)
-        w_pred, w = (states.decode(part).flatten(1, 2) for part in (states.prediction(tokens), r))
-        w = limits(w_pred, w, SAMPLERS[name][1], facts[:, -1] > 0)
-        return states.encode(w.unflatten(1, (states.head.bundle, -1)))
+        codec = states.head.codec
+        w_pred, w = codec.decode(states.prediction(tokens)), codec.decode(r)
+        return codec.encode(limits(w_pred, w, SAMPLERS[name][1], facts[:, -1] > 0))
 
     for name, end in ends.items():
         torch.testing.assert_close(draw(name), limited(name, end), rtol=1e-4, atol=1e-6)
@@ -769,7 +765,9 @@ def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(
     assert windows.truth.shape == (6, 8, 4) and windows.rows.max() < len(hidden.cache.split["test"])
     torch.testing.assert_close(again["corrector"], samples["corrector"])
     # the codec is exact
-    torch.testing.assert_close(windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        windows.u_ref, hidden.head.codec.decode(windows.truth[:, None]), rtol=0, atol=1e-5
+    )
     mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).samples
     torch.testing.assert_close(mixed["dressed"], samples["dressed"])  # which reads no conditions
     gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).samples[
@@ -818,7 +816,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
         "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
     }
     whole = predict_with_noise(steady, observe_all(v), parameters, 0, [0, 1], 4)
-    head.method = "pushed"  # the operator's own error is all that is uncertain there, and always drawn
+    head.decide(method="pushed")  # the operator's own error is all that is uncertain there, and always drawn
     torch.testing.assert_close(
         posterior_draws(prior, steady, *whole, "prior", bank),
         posterior_draws(prior, steady, *whole, "gaussian", bank),
@@ -834,7 +832,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
     for kind, r in [*residuals.items(), *(("prior", r) for r in by.values())]:
-        head.method = next((way for way, same in by.items() if same is r), "diffusion")
+        head.decide(method=next((way for way, same in by.items() if same is r), "diffusion"))
         draws = posterior_draws(prior, steady, predicted, noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()

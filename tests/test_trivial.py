@@ -20,7 +20,7 @@ from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.report.model_card import _forecasts
-from ups.report.summary import overview
+from ups.report.report import overview
 from ups.results import Results
 from ups.userdata.times import in_years
 
@@ -107,7 +107,7 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
     config, truth, _ = opened(tmp_path)
     _, operator, _ = fitted(config)  # persistence
     operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
-    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
+    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0)
     rivals = ("climatology", "seasonal_climatology")
     assert {"persistence", *rivals} <= {*entry.models()}
     assert {f"operator / {name}" for name in rivals} <= {*entry.ratios()}

@@ -59,9 +59,9 @@ def test_a_perfect_latent_has_the_error_of_its_codec(world):
         noise=lambda keys, lead, count: [torch.zeros(len(keys) * count, *shape)] * 2,
     )
     windows = one_step(ensembles, 16, 1, ["perfect"])
-    members = source.decode(windows.truth[:, None])  # what was scored as the truth once
+    members = codec.decode(windows.truth[:, None, None])  # what was scored as the truth once
     row = summarise_ensemble(score_ensemble(members, windows.u_ref), Resamples(20, 0))
-    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
+    entry, _ = assess_forecasts(operator, truth, config.evaluate, 0)
     floor = entry.number("codec_floor", "nrmse")
     if codec.dim < codec.width:
         assert row["crps"]["value"] > 1e-3 and floor > 1e-3

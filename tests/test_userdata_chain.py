@@ -204,7 +204,7 @@ def test_longer_test_trajectories_are_scored_to_their_end(tmp_path, extra):
         read(tmp_path, settings)
     config, cache, operator = operator_on(tmp_path, {**settings, "num_frames": T}, network=False)
     truth = open_truth(config, "ks")
-    entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0, torch.device("cpu"))
+    entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0)
     assert (cache.num_frames, truth.num_frames) == (T, T + 8) and len(sample["u_ref"]) == T + 8
     assert entry.number("", "num_frames_beyond") == 9
     assert np.array_equal(truth.future(truth.rows[:1]).numpy()[0, :, 0], waves((8, T + 9, X), seed=4)[0, 1:])
@@ -242,9 +242,7 @@ def test_a_constant_field_stays_constant_whatever_the_network_predicts(tmp_path)
         .amax((0, 1, 2, 4, 5))
     )
     assert moved[0] > 0.01 and moved[3] < 1e-5, moved  # of sampled members, too
-    entry, [sample, _] = assess_forecasts(
-        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
-    )
+    entry, [sample, _] = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0)
     assert entry.facts["fields"] == sample["fields"] == ["u", "v_x", "v_y"]
     assert entry.facts["given"] == ["depth"] and sample["u_pred"].shape[1] == 3
     assert np.isfinite(entry.number("operator", "nrmse"))  # v_y is zero throughout: not scored
@@ -311,9 +309,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
     config, cache, operator = operator_on(tmp_path, settings, network=False)
     findings = doctor(config)
     assert not any(finding.severity == "error" for finding in findings), findings
-    entry, samples = assess_forecasts(
-        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
-    )
+    entry, samples = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0)
     text = page_of(tmp_path, entry, samples)
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}

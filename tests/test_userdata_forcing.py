@@ -140,7 +140,7 @@ CASES = {
     "a field in two dimensions": {"shape": (24, 6, 8, 12)},
     "a long run that is cut": {"shape": (1, 480, 16), "keys": {"cut": 8}},
     "a mean that is subtracted": {"keys": {"offset": {"f": 2.0, "u": 1.0}}},
-    "two input frames and two predicted": {"keys": {"history": 2, "bundle": 2}},
+    "two input frames": {"keys": {"history": 2}},
 }
 
 
@@ -153,7 +153,7 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     task = cache.task
     assert task.fields == task.moving == ("u",) and task.forcing == ("f",)
     assert error < 2e-5, error
-    entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0, CPU)
+    entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0)
     assert entry.facts["fields"] == ["u"] and entry.facts["given"] == ["f"]
     assert entry.number("base", "nrmse") < 5e-5
     # the public interface: the same from a start of its own, frames counted from there
@@ -286,7 +286,7 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     config, cache, operator, _ = fitted(tmp_path, keys)
     head = operator.heads["heat"]
     head.facts = replace(head.facts, network_weight=0.0)
-    windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
+    windows = Windows({"heat": cache}, config.task, config.operator, 0)
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
         u, u_ref, known = windows.read(head, replace(batch, step=step), slice(None))
@@ -306,24 +306,23 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
 
 
 def test_members_are_sampled_around_the_forecast_with_the_same_forcing(tmp_path):
-    for bundle in (1, 2):
-        _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"bundle": bundle})
-        stirred(operator)
-        rows, parameters, head = torch.arange(3), torch.zeros(3, 0), operator.heads["heat"]
-        forcing = head.forcing_of(cache, rows, 1, 5)
-        states = TransientResiduals(operator, cache)
-        zero = torch.zeros(3, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
-        members = sample_rollout(
-            states,
-            lambda tokens, facts, noise, second: noise,
-            Starts(cache.batch(rows, 0, 2), parameters, forcing=forcing),
-            4,
-            lambda lead, zero=zero: (zero, zero),
-        )
-        alone = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing)
-        torch.testing.assert_close(members, alone, rtol=1e-4, atol=1e-5)
-        other = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing.flip(1))
-        assert (other - alone).abs().max() > 0.01
+    _, cache, operator, _ = fitted(tmp_path, heat(tmp_path))
+    stirred(operator)
+    rows, parameters, head = torch.arange(3), torch.zeros(3, 0), operator.heads["heat"]
+    forcing = head.forcing_of(cache, rows, 1, 5)
+    states = TransientResiduals(operator, cache)
+    zero = torch.zeros(3, *cache.tokenizer.tokens, cache.tokenizer.dim)
+    members = sample_rollout(
+        states,
+        lambda tokens, facts, noise, second: noise,
+        Starts(cache.batch(rows, 0, 2), parameters, forcing=forcing),
+        4,
+        lambda lead: (zero, zero),
+    )
+    alone = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing)
+    torch.testing.assert_close(members, alone, rtol=1e-4, atol=1e-5)
+    other = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing.flip(1))
+    assert (other - alone).abs().max() > 0.01
 
 
 def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_path):

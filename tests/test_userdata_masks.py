@@ -125,9 +125,7 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         config, cache, operator = operator_on(folder, settings)
         start, u_pred = forecast(operator, cache)
         assert np.array_equal(u_pred.isnan().numpy(), np.broadcast_to(LAND, u_pred.shape))
-        entry, samples = assess_forecasts(
-            operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
-        )
+        entry, samples = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0)
         found[name] = (
             entry.value("operator", "nrmse"),
             entry.value("persistence", "nrmse"),
@@ -186,7 +184,7 @@ def test_a_coefficient_and_a_solution_may_have_different_masks(tmp_path):
     config, cache, operator = operator_on(tmp_path, settings, base="mean")
     u_pred = Forecaster(operator).forecast("ks", a[:3, None, None])
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))
-    entry, _ = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
+    entry, _ = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0)
     assert entry.number("operator", "nrmse") > 0
 
 

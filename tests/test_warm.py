@@ -111,8 +111,8 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
     ("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)]
 )
 def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind, history):
-    one = build(describe(name, kind, history, bundle=1))
-    description, codecs = describe(name, kind, history, bundle=1)
+    one = build(describe(name, kind, history))
+    description, codecs = describe(name, kind, history)
     space = dict(zip(("codec", "coefficient_codec"), ((2, 3) if name == "darcy2d" else (4,)), strict=False))
     others = {
         part: codec(found.fields, found.ndim, seed=space.get(part, 7) + 9) for part, found in codecs.items()
@@ -145,7 +145,7 @@ def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind
     )
     torch.testing.assert_close(change, change_ref, rtol=1e-4, atol=1e-4)
     # that it cannot serve
-    assert copy_head(build(describe(name, kind, history, bundle=2)).heads[name], given) == ""
+    assert copy_head(build(describe(name, kind, history + 1)).heads[name], given) == ""
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):

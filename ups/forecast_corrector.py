@@ -69,14 +69,10 @@ class StepCorrector:
                 f"{', '.join(heads) or 'this run has none'}. Name it: ups.corrector(.., task=..)."
             )
         self.head = head = heads[task] if task else next(iter(heads.values()))
-        if (
-            (head.history, head.bundle) != (1, 1)
-            or head.forcing_codec is not None
-            or head.codec.valid is not None
-        ):
+        if head.history != 1 or head.forcing_codec is not None or head.codec.valid is not None:
             raise ValueError(
-                f"{head.name} has a history of {head.history}, a bundle of {head.bundle}, forcing or a mask; "
-                "expected one frame in, one out, and neither of these. Use ups.load(.., solvers=..)."
+                f"{head.name} has a history of {head.history}, forcing or a mask; expected one frame in, and "
+                "neither of these. Use ups.load(.., solvers=..)."
             )
         self.operator, self.base, self.check = model.operator, head.base.use(step), check
         self.counts, self._has_warned = Counter(), False

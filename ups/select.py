@@ -24,7 +24,7 @@ Where no error exceeds LOST both are the plain pooled nRMSE, bit for bit.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from types import NoneType
 from typing import Any
@@ -309,15 +309,15 @@ def is_lost(sums: Tensor) -> Tensor:
     return lost_by_each(relative(sums)[1]).all(0)
 
 
-def scores_of(found: dict[str, Tensor], calls: dict[str, int] | None = None) -> tuple[float, float]:
+def scores_of(found: dict[str, Tensor], sampled: Collection[str] = ()) -> tuple[float, float]:
     """Two scores of one set of weights, from `squared_errors` by task: the geometric mean over tasks of the
     better error of network and base, and that of the network's error.
 
     The first selects the weights. The second decides ties, and training continues while it falls: as long as
-    the base is better on every task, only the network's error shows progress. calls: the frames of a call, of
-    tasks whose ensembles are sampled call by call: only these leads count there.
+    the base is better on every task, only the network's error shows progress. sampled: tasks whose ensembles
+    are sampled frame by frame: only the first lead counts there.
     """
-    errors = [_errors(sums[:, :, : (calls or {}).get(name)]) for name, sums in found.items()]
+    errors = [_errors(sums[:, :, :1] if name in sampled else sums) for name, sums in found.items()]
     best = [min(pair) for pair in errors]
     return _geometric_mean(best), _geometric_mean([network for network, _ in errors])
 

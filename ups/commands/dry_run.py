@@ -187,20 +187,17 @@ def _network(
     """
     task, settings, shapes = config.spec(name), config.task[name], plan(config, name)["shapes"]
     *grid, dim = shapes["state"][2:]
-    outputs = dim * (1 if task.is_steady else settings.bundle)
     if is_operator:
         inputs = dim + (shapes["input"][-1] if task.is_steady else settings.history * dim)
     elif task.is_steady:
         # FieldConditions: observed coefficient, its guess and spread, the mask; then noisy residual, m and h
-        inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
+        inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + 4 * dim
     else:
-        inputs = (
-            (settings.history + 2 + settings.bundle) * dim + config.model_of("operator").width + 3 * outputs
-        )
+        inputs = (settings.history + 6) * dim + config.model_of("operator").width
     network = {
         "into": nn.Linear(inputs, model.width),
         "backbone": backbone_of(model, task),
-        "out": nn.Linear(model.width, outputs),
+        "out": nn.Linear(model.width, dim),
     }
     return nn.ModuleDict(network), tuple(grid)
 

@@ -170,10 +170,10 @@ def _of_frames(key: str, task: Task, settings: TaskConfig) -> Iterator[Requireme
         "Change it.",
     )
     yield (
-        task.is_steady or frames >= settings.history + settings.bundle,
+        task.is_steady or frames > settings.history,
         f"{key} leaves {frames} frames to train on (num_frames {settings.num_frames}, first_frame "
         f"{settings.first_frame}, time_stride {settings.time_stride}, train_from {settings.train_from})",
-        f"at least history + bundle = {settings.history + settings.bundle}",
+        f"at least history + 1 = {settings.history + 1}",
         "Keep more frames or shorten the history.",
     )
 

@@ -74,7 +74,6 @@ class TaskConfig:
     ]
     train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
-    bundle: Annotated[int, Positive]
     base: list[Literal[*BASES]]
     solver: str
     degree: int

@@ -1,16 +1,15 @@
-"""Building a latent cache: fit the tokenizers on the training split, encode every trajectory, measure the
-reconstruction floor.
+"""Building a latent cache: fit the tokenizers on the training split, encode every trajectory.
 
 Two passes read the data, a few trajectories at a time. The first collects moments for the tokenizers. The
-second writes latents and their checksums, digests all values, and measures the codec's error on held-out
-trajectories. ups/data/cache.py describes the layout of the file.
+second writes latents and their checksums, and digests all values. ups/data/cache.py describes the layout of
+the file.
 """
 
 import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from ups.common.files import completing, explained, partial_path, reserve
@@ -38,9 +36,6 @@ from ups.data.sources import (
 )
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
-from ups.metrics.errors import rmse
-from ups.metrics.intervals import ratio
-from ups.metrics.spectra import rms
 from ups.tasks import Task
 from ups.userdata.data_checks import Extremes, may_hold_fill_values, suspects
 from ups.userdata.masks import is_wrong
@@ -142,7 +137,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             reserve(held_file, needed["bytes"])  # again: HDF5 gave back what was reserved before
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(data.source, _read(data, config.cache.chunk, bar))
-                arrays, floor = _encode(data, codecs, file, stream, digest)
+                arrays = _encode(data, codecs, file, stream, digest)
                 if found := suspects(data.source, extremes):
                     raise ValueError(
                         f"{data.source.path}: {found[0].what}; expected values of the field. "
@@ -155,7 +150,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                         f"`{make_target('cache')}` again."
                     )
                 header = {"settings": cache_settings(config, task_name), "fingerprint": digest.hexdigest()}
-                header |= {"files": files, **_described(data, codecs, floor)}
+                header |= {"files": files, **_described(data, codecs)}
                 if table.values is not None:
                     header["values"] = table.values
                 arrays |= {
@@ -171,7 +166,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     return path
 
 
-def _described(data: _Inputs, codecs: dict[str, Tokenizer], floor: dict) -> dict[str, Any]:
+def _described(data: _Inputs, codecs: dict[str, Tokenizer]) -> dict[str, Any]:
     """The header's part that describes the data."""
     source, train = data.source, data.split["train"]
     noise, places = noise_of(source, train[train < data.num]), window_places(source)
@@ -180,7 +175,6 @@ def _described(data: _Inputs, codecs: dict[str, Tokenizer], floor: dict) -> dict
         "boundary": data.task.boundary,
         "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
         "coordinates": {axis: list(map(float, at)) for axis, at in source.coordinates.items()},
-        "floor": floor,
         **({"noise": noise} if noise else {}),
         **({} if places is None else {"windows": places.tolist()}),
     }
@@ -320,39 +314,25 @@ def _fit(data: _Inputs, settings: Any, chunk: int, bar: tqdm) -> tuple[dict[str,
 
 def _encode(
     data: _Inputs, codecs: dict[str, Tokenizer], file: h5py.File, stream: Iterable[Block], digest: Any
-) -> tuple[dict[str, np.ndarray], dict]:
-    """The second pass: write the latents of `stream` into `file`, and add all values to `digest`.
-
-    Returns the checksums of the rows, and the floor of the held-out splits.
-    """
+) -> dict[str, np.ndarray]:
+    """The second pass: write the latents of `stream` into `file`, add all values to `digest`, and return the
+    checksums of the rows."""
     task = data.task
     latents = {name: file[f"{name}/latents"] for name in codecs}
     num_rows, num_frames = latents["state"].shape[:2]
     checksums = {f"{name}/checksums": np.zeros(num_rows, np.uint32) for name in codecs}
-    # allocated at once: small results kept between large temporaries fragment the heap, 70 KB per trajectory
-    errors = {
-        name: torch.full((num_rows, codec.num_channels + 3), torch.nan, dtype=torch.float64)
-        for name, codec in codecs.items()
-    }
-    measures: dict[str, CodecErrors] = {}
     frame_hashes = np.zeros((num_rows, num_frames), np.uint64)
     for index, frames, u in stream:
         digest.update(u)
         rows = slice(int(index[0]), int(index[0]) + len(u))
         frame_hashes[rows, frames.start : frames.stop] = frame_digests(u, task)
-        held_out = torch.from_numpy(~np.isin(index, data.split["train"]))
         for name, codec in codecs.items():
             fields = torch.from_numpy(u[:, :, data.groups[name]])
-            stored = codec.encode(codec.normalise(fields))
-            latents[name][rows, frames.start : frames.stop] = stored.numpy()
+            stored = codec.encode(codec.normalise(fields)).numpy()
+            latents[name][rows, frames.start : frames.stop] = stored
             sums = checksums[f"{name}/checksums"]
-            for at, values in enumerate(stored.numpy(), rows.start):
+            for at, values in enumerate(stored, rows.start):
                 sums[at] = zlib.crc32(values, int(sums[at]))
-            if held_out.any():
-                measured = measures[name] = CodecErrors(codec) if frames.start == 0 else measures[name]
-                measured.add(fields[held_out], stored[held_out])
-                if frames.stop == num_frames:
-                    errors[name][rows][held_out] = measured.result()
     split_of_row = np.empty(num_rows, "<U5")
     for split, rows in data.split.items():
         split_of_row[rows] = split
@@ -361,12 +341,7 @@ def _encode(
             f"{task.name}: {shared}; expected no frame in two splits, or test "
             f"errors are too good. To do: {REMEDY}."
         )
-    floor = {
-        split: {name: mean_floor(codecs[name].fields, errors[name][rows]) for name in codecs}
-        for split, rows in data.split.items()
-        if split != "train"
-    }
-    return checksums, floor
+    return checksums
 
 
 def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -382,52 +357,3 @@ def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     ) as file:
         for name, shape in shapes.items():
             file.create_dataset(f"{name}/latents", shape, np.float32, dcpl=allocated())
-
-
-class CodecErrors:
-    """Errors of a codec for some trajectories, from consecutive blocks of frames."""
-
-    def __init__(self, codec: Tokenizer) -> None:
-        self.codec, self.norms, self.squares, self.last = codec, [], [], None
-
-    def add(self, u: Tensor, stored: Tensor) -> None:
-        """Add the next frames `u` (n, T, C, *space), whose latents were stored as `stored`."""
-        codec = self.codec
-        w = codec.normalise(u)
-        w_pred = codec.decode(stored)
-        self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
-        change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
-        self.squares.append(
-            [(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in (w_pred - w, change)]
-        )
-        self.last = w[:, -1:].clone()
-
-    def result(self) -> Tensor:
-        """Errors (n, C + 3), float64, of all frames added.
-
-        Columns: relative error per frame of each channel (mean over frames; NaN if the truth is zero
-        throughout); relative error of the whole trajectory; mean squares, in normalised units, of the error
-        and of the change from one frame to the next (NaN for one frame).
-        """
-        errors, sizes = torch.cat(self.norms, 2)
-        total, size = (norms.square().sum((1, 2)).sqrt() for norms in (errors, sizes))
-        columns = [ratio(errors, sizes).nanmean(1), ratio(total, size)[:, None]]
-        for blocks in zip(*self.squares, strict=True):
-            num = sum(count for count, _ in blocks)
-            columns.append(
-                sum(count / num * mean for count, mean in blocks if count) if num else blocks[0][1]
-            )
-        return torch.cat(columns, 1)
-
-
-def mean_floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
-    """Means of `CodecErrors.result` over trajectories, as JSON: nrmse per field and overall, and the error
-    over the one-step change."""
-    *channels, total, error, change = (None if math.isnan(x) else x for x in errors.nanmean(0).tolist())
-    defined = [x for x in channels if x is not None]
-    return {
-        "nrmse": sum(defined) / len(defined) if defined else None,
-        "nrmse_global": total,
-        "fields": dict(zip(fields, channels, strict=True)),
-        "over_change": math.sqrt(error / change) if change else None,
-    }

@@ -5,7 +5,7 @@ processes read.
     /state/tokenizer/{mean, std, basis, spectrum}; /input/... the same for the coefficient of a steady task,
     /forcing/... for forcing that is known in advance (a series as a field that is equal in every cell)
     /parameters (n, P), /parameter_index (n,), /trajectory (n,), /split/{train, val, test} (row numbers)
-    /header  JSON: settings, fingerprint, data files, tokenizers, time, grid, reconstruction floor
+    /header  JSON: settings, fingerprint, data files, tokenizers, time, grid
 
 Row = parameter value x num_trajectories + trajectory. The first SEAL_BYTES are HDF5's user block. They hold
 the seal (ups/data/seal.py): format, size, position of the latents, and a SHA-256 of all other bytes. It is
@@ -58,15 +58,14 @@ class Cache:
     """An open cache. It can be pickled (it reopens its path) and used after a fork.
 
     tokenizer, input_tokenizer, forcing_tokenizer: of the fields, of the coefficient (None unless steady) and
-    of the forcing (None without). num_rows, num_frames, dt (time units). num_bytes: size of all latents;
-    frame_bytes: of one frame.
+    of the forcing (None without). num_rows, num_frames, dt (time units). num_bytes: size of all latents.
     split: train, val, test -> row numbers, and reserved: training rows that only the stages after the
     operator use (task.TASK.reserve).
     parameters (n, P) float64 and parameter_values, empty for a task that hides them; parameter_index,
     trajectory (n,): number of the parameter value and of the initial condition.
     windows (n, 2): the run and the first frame of every row, if rows are windows of runs, else None.
-    floor: split -> state or input -> errors of the codec alone on held-out data (`CodecErrors`). header: all
-    other facts in the file. is_sampled: every trajectory has parameters of its own, not one of a few values.
+    header: all other facts in the file. is_sampled: every trajectory has parameters of its own, not one of a
+    few values.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class Cache:
                 self.path, f"lacks a part ({type(error).__name__}: {error})", "all parts of a cache"
             ) from error
         self._check()
-        self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
         if self.task.hides:
             self.parameters, self.parameter_values = self.parameters[:, :0], self.parameter_values[:0]
         self._reserve(settings.reserve)
@@ -114,7 +112,7 @@ class Cache:
         self.task: Task = described_task(self.header["settings"]["task"])
         self.fingerprint: str = self.header["fingerprint"]
         self.windows = np.array(self.header["windows"]) if "windows" in self.header else None
-        self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
+        self.dt = float(self.header["dt"])
         is_user = self.task.user_facts is not None
         values = self.header["values"] if is_user else self.header["settings"]["settings"]["parameters"]
         self.parameter_values = torch.tensor(values, dtype=torch.float64)
@@ -149,7 +147,7 @@ class Cache:
             )
             and torch.equal(torch.cat(numbers[2:]).sort().values, torch.arange(num)),
             "time step": math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0),
-            "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str),
+            "fingerprint": isinstance(self.fingerprint, str),
         }
         if wrong := [name for name, fine in is_right.items() if not fine]:
             raise refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
@@ -208,6 +206,10 @@ class Cache:
         DECODE_BYTES in float64; a block has at least one row."""
         row_bytes = 8 * num_frames * self.tokenizer.num_channels * math.prod(self.tokenizer.space)
         return rows.split(max(1, min(most, DECODE_BYTES // row_bytes)))
+
+    def given(self, rows: Tensor, context: int, device: torch.device | str = "cpu") -> Tensor:
+        """The latents that a forecast starts from: `context` frames, or the coefficient of a steady task."""
+        return self.inputs(rows, device) if self.task.is_steady else self.batch(rows, 0, context, device)
 
     def inputs(self, rows: Tensor | Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Latents (B, 1, *tokens, dim) of the coefficient of a steady task."""

@@ -37,7 +37,7 @@ def num_kept(num: int, reserve: float) -> int:
 def most_calls(settings: TaskConfig, num_frames: int) -> int:
     """The most consecutive calls of the operator that a trajectory of `num_frames` frames can train; 0 or
     less for none. Two frames train one call."""
-    return (num_frames - settings.train_from - settings.history) // settings.bundle
+    return num_frames - settings.train_from - settings.history
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
         yield Finding(
             "error",
             f"{counts.num_frames} frames hold no training window; expected at least "
-            f"{settings.train_from + history + settings.bundle}: {key}.train_from "
-            f"{settings.train_from} + history {history} + bundle {settings.bundle}",
+            f"{settings.train_from + history + 1}: {key}.train_from {settings.train_from} + history "
+            f"{history} + 1",
             "keep more frames or lower one of these",
             where=key,
         )

@@ -114,7 +114,7 @@ def examine(
         of_task = frames.setdefault((task, data.num_frames), [])  # trajectories are numbered on
         of_task.append((np.concatenate(scan.frames), split))
         digests, splits = zip(*of_task, strict=True)
-        shared = None if leaks else shared_frames(np.concatenate(digests), [*chain(*splits)])
+        shared = "" if leaks else shared_frames(np.concatenate(digests), [*chain(*splits)])
         if shared:
             found.append(Finding("error", f"{shared}, so test results are too good", REMEDY))
         found += suspects(data, scan.extremes)

@@ -8,7 +8,6 @@ steady state, which others may reach too), and frames that are the first of ever
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,26 +19,6 @@ REMEDY = (
     "cut windows that do not overlap, or keep all windows of one run in one split: files in folders "
     "train, val and test"
 )
-
-
-@dataclass(frozen=True)
-class Shared:
-    """`count` of the `total` frames of `split` occur in the split `other`. here, there: (trajectory, frame)
-    of the first one in both."""
-
-    split: str
-    other: str
-    count: int
-    total: int
-    here: tuple[int, int]
-    there: tuple[int, int]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.count} of {self.total} {self.split} frames are also {self.other} frames, bit for bit "
-            f"(first: frame {self.here[1]} of trajectory {self.here[0]} is frame {self.there[1]} of "
-            f"trajectory {self.there[0]})"
-        )
 
 
 def frame_digests(u: np.ndarray, task: Task) -> np.ndarray:
@@ -63,8 +42,8 @@ def frame_digests(u: np.ndarray, task: Task) -> np.ndarray:
     return out
 
 
-def shared_frames(digests: np.ndarray, split_of: Sequence[str]) -> Shared | None:
-    """The frames that two splits share, test and training first; None if there are none.
+def shared_frames(digests: np.ndarray, split_of: Sequence[str]) -> str:
+    """The frames that two splits share, in words, test and training first; "" if there are none.
 
     digests: (n, T), of all trajectories; split_of: (n,), "train", "val" or "test" of each.
     """
@@ -74,7 +53,7 @@ def shared_frames(digests: np.ndarray, split_of: Sequence[str]) -> Shared | None
     still[:, :-1] |= same
     row, frame = np.nonzero((digests != NOT_COMPARED) & ~still)
     if not len(row):
-        return None
+        return ""
     names = [*SPLITS]
     split = np.array([names.index(name) for name in split_of])[row]
     _, group = np.unique(digests[row, frame], return_inverse=True)  # equal frames have one group
@@ -87,14 +66,11 @@ def shared_frames(digests: np.ndarray, split_of: Sequence[str]) -> Shared | None
     for here, there in ((2, 0), (1, 0), (2, 1)):
         found = np.flatnonzero(is_shared & (split == here) & occurs[group, there])
         if len(found):
-            first = found[0]
+            first, total = found[0], sum(name == names[here] for name in split_of) * digests.shape[1]
             twin = np.flatnonzero((group == group[first]) & (split == there))[0]
-            return Shared(
-                split=SPLITS[names[here]],
-                other=SPLITS[names[there]],
-                count=len(found),
-                total=sum(name == names[here] for name in split_of) * digests.shape[1],
-                here=(int(row[first]), int(frame[first])),
-                there=(int(row[twin]), int(frame[twin])),
+            here, there = SPLITS[names[here]], SPLITS[names[there]]
+            return (
+                f"{len(found)} of {total} {here} frames are also {there} frames, bit for bit (first: frame "
+                f"{frame[first]} of trajectory {row[first]} is frame {frame[twin]} of trajectory {row[twin]})"
             )
-    return None
+    return ""

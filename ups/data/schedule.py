@@ -69,7 +69,7 @@ class Schedule:
                 raise ValueError(
                     f"task {task} has {num_rows} training trajectories with {num_starts} windows each; "
                     f"expected at least one of each. Add trajectories or frames, or lower "
-                    f"task.{task}.reserve, its history or its bundle."
+                    f"task.{task}.reserve or its history."
                 )
         self.tasks = list(windows)
         self.windows, self.batch_size, self.seed = dict(windows), batch_size, seed

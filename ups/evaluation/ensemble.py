@@ -162,7 +162,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
-        given = truth.given(some, source.head.codec, ensembles.device)
+        given = truth.given(some, source.head.codec)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
         states = len(some) * num_members  # in calls of one size, so that none has to be padded
         size = math.ceil(states / math.ceil(states / block_size(source.head.codec, ensembles.device)))
@@ -185,8 +185,8 @@ class SampledWindows:
     """Single steps from windows all along the evaluated trajectories.
 
     samples: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent
-    residual. u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it
-    includes the codec's error, which no sample has. rows: positions in the split. law (count, K, bundle, C,
+    residual. u_ref (count, 1, C, *space): the residual of the field, normalised, from the data; it
+    includes the codec's error, which no sample has. rows: positions in the split. law (count, K, 1, C,
     *space): as u_ref, of exact samples; None if not requested or not known.
     """
 
@@ -213,7 +213,7 @@ def one_step(
     that these matter. num_exact: exact samples of each window, at most.
     """
     source, truth, device = ensembles.residuals, ensembles.truth, ensembles.device
-    cache, codec, bundle = truth.cache, source.head.codec, source.head.bundle
+    cache, codec = truth.cache, source.head.codec
     windows = residual_schedule({source.name: source}, truth.split, count, ensembles.seed + 5).batch(0)
     parts, laws, size = [], [], max(1, block_size(codec, device) // num_members)
     for places, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
@@ -229,14 +229,14 @@ def one_step(
         # codec's residual is rounding at full rank, and counts twice if a shift is no multiple of its patches
         rows, frames = cache.split[truth.split][places], starts + source.train_from + source.head.history
         move = symmetry(truth.task, codec.space, generator(*key))
-        u = move(codec.normalise(truth.frames(rows, frames, bundle).to(device)), codec)
-        kept = codec.encode(move(codec.decode(cache.batch(rows, frames, bundle, device)), codec))
+        u = move(codec.normalise(truth.frames(rows, frames, 1).to(device)), codec)
+        kept = codec.encode(move(codec.decode(cache.batch(rows, frames, 1, device)), codec))
         u_ref = source.decode(r) + (u - codec.decode(kept))
         parts.append((r, u_ref, *samples))
         if num_exact and truth.task.has_known_law:
             num = affordable(num_exact, count * u_ref[0].nbytes)
             now, numbers = truth.frames(rows, frames - 1, 1)[:, 0], rows * cache.num_frames + frames
-            drawn = truth.draws(rows, now, numbers, ensembles.seed + 2, bundle, num)
+            drawn = truth.draws(rows, now, numbers, ensembles.seed + 2, 1, num)
             law = move(codec.normalise(drawn.flatten(1, 2).to(device)), codec)
             laws.append(law.unflatten(1, drawn.shape[1:3]) + (u_ref - u)[:, None])
     r, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
@@ -252,10 +252,9 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
-    parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
+    parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 3)
     noise, second = ensembles.noise(rows, 0, 1)
-    # a rollout of single frames reuses the last prediction
-    last_pred = source.frames(source.predict(z, parameters)[0]) if source.head.bundle == 1 else None
+    last_pred = source.frame(source.predict(z, parameters)[0])  # a rollout reuses it
 
     def step() -> None:
         z_pred, tokens, facts = source.predict(z, parameters, last_pred=last_pred)

@@ -31,7 +31,7 @@ from ups.tasks import Task
 
 @torch.no_grad()
 def assess_forecasts(
-    operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int, device: torch.device
+    operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int
 ) -> tuple[Entry, list[dict[str, Any]]]:
     """The task's entry, and the trajectories with the median and the worst error."""
     cache, task, rows = truth.cache, truth.task, truth.rows
@@ -41,7 +41,7 @@ def assess_forecasts(
     trivial = Trivial(truth, settings.batch_size)
     for some in cache.row_blocks(rows, cache.num_frames, settings.batch_size):
         u_ref = truth.future(some)
-        predictions, took = forecasts(operator, truth, some, device)
+        predictions, took = forecasts(operator, truth, some)
         seconds.append(took / (len(some) * truth.num_frames))
         start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
         predictions |= trivial.forecasts(some, u_ref, start)
@@ -76,7 +76,7 @@ def assess_forecasts(
             entry.add(f"operator / {other}", ratios)
     for model, part in scores.items():
         entry.add(model, summarise_errors(part, resamples, times, is_pooled))
-    entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle})
+    entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1.0})
     add_noise(entry, head.facts, scores)
 
     # ---- trajectories
@@ -86,7 +86,7 @@ def assess_forecasts(
     samples = [
         sample
         for some in cache.row_blocks(median_and_worst, cache.num_frames, settings.batch_size)
-        for sample in samples_of(operator, truth, some, device)
+        for sample in samples_of(operator, truth, some)
     ]
     return entry, [
         {**sample, "times": times.numpy(), "label": label}
@@ -161,19 +161,17 @@ def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Sc
     return {"conservation_error": moved.masked_fill(~mean.isfinite(), torch.inf)}
 
 
-def forecasts(
-    operator: Operator, truth: Truth, rows: Tensor, device: torch.device
-) -> tuple[dict[str, Tensor], float]:
+def forecasts(operator: Operator, truth: Truth, rows: Tensor) -> tuple[dict[str, Tensor], float]:
     """({"operator", "base", "codec_floor"} -> frames (n, T, C, *space) in physical units, seconds of the
     operator's rollout with decoding). codec_floor: the truth, encoded and decoded."""
     head = operator.head(truth.task.name)
-    given = truth.given(rows, head.input_codec, device)
+    given = truth.given(rows, head.input_codec)
     begun = time.perf_counter()
     u_pred = rolled_out(operator, truth, rows, given)
     seconds = time.perf_counter() - begun
     # without its network the operator is its base
     base = rolled_out(operator, truth, rows, given, "base") if head.is_network_used else u_pred
-    codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
+    codec = head.physical(truth.scored(rows, head.codec)).cpu()
     found = {"operator": u_pred, "base": base, "codec_floor": codec}
     return {model: truth.task.predicted(u) for model, u in found.items()}, seconds
 
@@ -191,13 +189,11 @@ def rolled_out(
     return head.codec.denormalise(w).cpu()
 
 
-def samples_of(
-    operator: Operator, truth: Truth, rows: Tensor, device: torch.device
-) -> Iterator[dict[str, Any]]:
+def samples_of(operator: Operator, truth: Truth, rows: Tensor) -> Iterator[dict[str, Any]]:
     """Samples in the form of `ups.report.figures`. Rows are rolled out together: if a base takes many small
     steps, a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
-    given = truth.given(rows, operator.head(task.name).input_codec, device)
+    given = truth.given(rows, operator.head(task.name).input_codec)
     u_ref, u_pred = truth.future(rows), task.predicted(rolled_out(operator, truth, rows, given))
     for place, row in enumerate(rows):
         known = zip(task.parameters, cache.parameters[row].tolist(), strict=False)

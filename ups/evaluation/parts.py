@@ -1,6 +1,7 @@
 """The parts of a report: ensembles, priors and forecasts of its tasks. No part needs another, so two
 processes compute them, the longest first."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,13 +53,26 @@ class Inputs:
         return load_corrector(self.config.run_dir / "steady", self.device, self.operator)
 
 
+def train_seconds(history: list[dict]) -> float:
+    """Wall-clock seconds in the training loop, from the log lines with a rate."""
+    rated = [line for line in history if "steps_per_s" in line]
+    steps = itertools.pairwise([0, *(line["step"] for line in rated)])
+    return round(
+        sum(
+            (now - before) / max(line["steps_per_s"], 1e-9)
+            for (before, now), line in zip(steps, rated, strict=True)
+        ),
+        1,
+    )
+
+
 def forecasts(inputs: Inputs, name: str) -> Found:
     """Errors of the operator's forecasts, and what their stated errors are worth."""
     config, operator, truth = inputs.config, inputs.operator, inputs.truths[name]
     settings, started = config.evaluate, time.perf_counter()
-    entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed, inputs.device)
+    entry, samples = forecast.assess_forecasts(operator, truth, settings, config.run.seed)
     words = f"{name}: {in_words(entry)}, in {time.perf_counter() - started:.1f} s"
-    trust.assess_trust(entry, operator, truth, config, inputs.device)
+    trust.assess_trust(entry, operator, truth, config)
     return entry, samples, [words]
 
 

@@ -71,7 +71,7 @@ class RolloutErrors:
 
     def __init__(self, ensembles: Ensembles, num_frames: int):
         self.source, self.truth, self.seed = ensembles.residuals, ensembles.truth, ensembles.seed
-        self.device, self.codec, cache = ensembles.device, self.source.head.codec, self.truth.cache
+        self.codec, cache = self.source.head.codec, self.truth.cache
         reserved = cache.split["reserved"]
         each = 4 * num_frames * cache.batch(reserved[:1], 0, 1)[0].numel()
         order = torch.randperm(len(reserved), generator=generator(self.seed, "errors"))
@@ -80,14 +80,14 @@ class RolloutErrors:
         self.starts = torch.cat([self._start(some) for some in chunks])
         self.errors = torch.cat(
             [
-                self.truth.scored(some, self.codec, self.device, num_frames) - self._rollout(some, num_frames)
+                self.truth.scored(some, self.codec, num_frames) - self._rollout(some, num_frames)
                 for some in chunks
             ]
         )
 
     def _rollout(self, rows: Tensor, num_frames: int) -> Tensor:
         return self.source.operator.rollout(
-            self.truth.given(rows, self.codec, self.device),
+            self.truth.given(rows, self.codec),
             self.source.name,
             self.truth.cache.parameters[rows],
             num_frames,
@@ -95,7 +95,7 @@ class RolloutErrors:
         )
 
     def _start(self, rows: Tensor) -> Tensor:
-        return self.truth.given(rows, self.codec, self.device)[:, -1].flatten(1)
+        return self.truth.given(rows, self.codec)[:, -1].flatten(1)
 
     def nearest(self, rows: Tensor, num_members: int) -> Tensor:
         """Positions (rows, num_members) of the errors from the most similar starts."""
@@ -130,7 +130,7 @@ def from_noisy_starts(ensembles: Ensembles, rows: Tensor, num_frames: int, num_m
     source, truth, seed, parts = ensembles.residuals, ensembles.truth, ensembles.seed, []
     head = source.head
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
-        given, names = truth.given(some, head.codec, ensembles.device), some.tolist()
+        given, names = truth.given(some, head.codec), some.tolist()
         starts = Starts(given, truth.cache.parameters[some], names)
         z = sample_starts(source.operator, head.name, starts, num_frames, num_members, seed)
         names = [f"{name} {member}" for name in names for member in range(num_members)]

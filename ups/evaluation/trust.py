@@ -6,35 +6,34 @@ import torch
 from torch import Tensor
 
 from ups.config.schema import Config
-from ups.evaluation.break_even import integrate, why_unknown
+from ups.data.generate import solver_of
 from ups.evaluation.truth import Truth
 from ups.metrics.intervals import Resamples, number, numbers, plain_mean
 from ups.models.band import Band, measured
 from ups.models.operator import Operator
 from ups.results import Entry
+from ups.tasks import Task
 
 BANDED, FRACTIONS = 32, 10  # trajectories with bands, and points of the risk by the fraction not refused
 # changes of a start, towards those of other trajectories, by the fraction SIZE
 NUM_CHANGES, LEAST_CHANGES, SIZE = 6, 3, 1e-6
 
 
-def assess_trust(
-    entry: Entry, operator: Operator, truth: Truth, config: Config, device: torch.device
-) -> None:
+def assess_trust(entry: Entry, operator: Operator, truth: Truth, config: Config) -> None:
     """Add the case "band" of a task whose weights have one."""
     if operator.head(entry.name).facts.band and not config.evaluate.weights:  # those have other latents
-        add_band(entry, operator, truth, config, device)
+        add_band(entry, operator, truth, config)
         if not why_unknown(truth.task, config):
             entry.add("operator", {"derivative": number(derivative_cosine(operator, truth))}, "band")
 
 
-def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, device: torch.device) -> None:
+def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config) -> None:
     """The fractions of rollouts inside the band (of all and by lead) and inside that of the cells, of
     verdicts and of stated errors within a factor of 2; risk: the RMS error, over that of all, of the
     forecasts with the smallest stated errors; risk_best: with the smallest true ones."""
     head, cache = operator.head(entry.name), truth.cache
     band, rows = Band(**head.facts.band), truth.rows[:: -(-len(truth.rows) // BANDED)]
-    found = measured(operator, cache, rows, truth.context, device, head.facts.network_weight).cpu()
+    found = measured(operator, cache, rows, truth.context, head.facts.network_weight).cpu()
     columns = found[:, 1:].view(len(rows), 4, -1, head.codec.num_channels)[:, :, : len(band.profile)]
     most, some, *difference = columns.unbind(1)
     s, error = band.expected(torch.stack(difference)), found[:, 0]
@@ -52,6 +51,30 @@ def add_band(entry: Entry, operator: Operator, truth: Truth, config: Config, dev
     figures = {name: resamples.interval(*plain_mean(one[:, None].double())) for name, one in counted.items()}
     by_lead = numbers(inside.double().mean(0))
     entry.add("operator", {**figures, **risk, "inside_by_lead": by_lead}, "band")
+
+
+def why_unknown(task: Task, config: Config) -> str:
+    """Why the task's solver cannot be compared with; "" if it can."""
+    solver = solver_of(task)
+    reasons = {
+        "the task has no solver that starts from a stored frame": solver is None or solver.integrate is None,
+        "the task's solver did not make the data": config.data.source != "generate",
+        "the solver needs the parameter, which is hidden": task.hides,
+        "the weights are from elsewhere": bool(config.evaluate.weights),
+        "the training started from the weights of another run": bool(config.operator.init),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def integrate(truth: Truth, rows: Tensor, u: Tensor, count: int) -> Tensor:
+    """The `count` frames (n, count, C, *space), all fields, after u (n, C, *space), by the task's solver."""
+    cache, task = truth.cache, truth.task
+    index, known = cache.parameter_index[rows], cache.settings.parameters or [None]
+    out = u.new_empty(len(u), count, len(task.fields), *u.shape[-task.ndim :])
+    for place in index.unique().tolist():
+        same, times = index == place, {"dt": cache.dt, "num_frames": count}
+        out[same] = solver_of(task).integrate(u[same], parameter=known[place], **times)
+    return out
 
 
 def derivative_cosine(operator: Operator, truth: Truth) -> float:

@@ -101,16 +101,12 @@ class Truth:
         """The first `count` (0: all) scored frames of the scored fields (n, count, C, *space)."""
         return self.task.predicted(self.frames(rows, self.context, count or self.num_frames))
 
-    def given(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
+    def given(self, rows: Tensor, codec: Tokenizer) -> Tensor:
         """The input latents of a model with this codec: the context frames, or the coefficient of a steady
         task; from the cache if its codec is the same."""
-        is_steady = self.task.is_steady
+        is_steady, device = self.task.is_steady, codec.mean.device
         if codec.is_same(self.cache.input_tokenizer if is_steady else self.cache.tokenizer):
-            return (
-                self.cache.inputs(rows, device)
-                if is_steady
-                else self.cache.batch(rows, 0, self.context, device)
-            )
+            return self.cache.given(rows, self.context, device)
         u = self.inputs(rows) if is_steady else self.frames(rows, 0, self.context)
         return codec.encode(codec.normalise(u.to(device)))
 
@@ -126,9 +122,9 @@ class Truth:
         f = self._read(rows, total)[:, frames, -len(self.task.forcing) :]
         return codec.normalise(f.to(head.scale.device))
 
-    def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device, count: int = 0) -> Tensor:
+    def scored(self, rows: Tensor, codec: Tokenizer, count: int = 0) -> Tensor:
         """The latents of the first `count` (0: all) scored frames; from the cache if possible."""
-        count = count or self.num_frames
+        count, device = count or self.num_frames, codec.mean.device
         if codec.is_same(self.cache.tokenizer) and self.context + count <= self.cache.num_frames:
             return self.cache.batch(rows, self.context, count, device)
         return codec.encode(codec.normalise(self.frames(rows, self.context, count).to(device)))

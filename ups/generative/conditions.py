@@ -32,8 +32,8 @@ def encode_error(size: Tensor) -> Tensor:
 
 
 class StateConditions:
-    """Conditions of one call of the operator along a trajectory: r = z_ref - O(z), (batch, *tokens, bundle *
-    dim).
+    """Conditions of one call of the operator along a trajectory: r = z_ref - O(z), (batch,
+    *tokens, dim).
 
     Tokens: the operator's history, the last change, the predicted change, the residual of the last frame
     (zero, as the change, if there is no earlier frame) and the features of the operator's backbone. Facts:
@@ -45,7 +45,6 @@ class StateConditions:
     def __init__(self, operator: Operator, name: str):
         self.operator, self.name, self.head = operator, name, operator.head(name)
         self.device = self.head.scale.device
-        self.dim = self.head.bundle * self.head.codec.dim
 
     # equal ones compute the same, from one CUDA graph
     def __eq__(self, other: object) -> bool:
@@ -60,14 +59,14 @@ class StateConditions:
     @property
     def description(self) -> dict[str, Any]:
         """The facts of a `CorrectorFacts`."""
-        codec, num_frames = self.head.codec, self.head.history + 2 + self.head.bundle
+        codec, num_frames = self.head.codec, self.head.history + 3
         return {
             **self.head.task.description,
-            "dim": self.dim,
+            "dim": codec.dim,
             "tokens": list(codec.tokens),
             "num_conditions": num_frames * codec.dim + self.operator.width,
             "num_features": self.operator.width,
-            "fields": [self.head.bundle * codec.num_channels, *codec.space],
+            "fields": [codec.num_channels, *codec.space],
         }
 
     def predict(
@@ -77,16 +76,16 @@ class StateConditions:
         error: Tensor | float = 0.0,
         last_pred: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(prediction (batch, *tokens, bundle * dim), tokens, facts) after z (batch, history or history + 1,
-        *tokens, dim).
+        """(prediction (batch, *tokens, dim), tokens, facts) after z (batch, history or history + 1, *tokens,
+        dim).
 
         Without an earlier frame, pass the history alone or its first frame twice. parameters: their forcing
         starts one frame before the last of z. error (batch,): of z, over the size of a residual; 0: exact.
-        last_pred (batch, frames, *tokens, dim): the prediction whose first frame is the last of z; None:
-        computed here. On a GPU it is replayed.
+        last_pred (batch, 1, *tokens, dim): the prediction of the last frame of z; None: computed here.
+        On a GPU it is replayed.
         """
         error = error if isinstance(error, Tensor) else torch.full((), error, device=z.device)
-        parameters = parameters.later(0, 2 + self.head.bundle)
+        parameters = parameters.later(0, 3)
         return self.operator.call(StateConditions._predict, self, z, parameters, error, last_pred)
 
     def _predict(
@@ -99,31 +98,34 @@ class StateConditions:
         )
         is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
         z_pred, features = self.operator.predict_with_features(z, self.name, parameters.later(1))
-        last_residual = torch.where(is_first, 0.0, z[:, -1:] - last_pred[:, :1])
+        last_residual = torch.where(is_first, 0.0, z[:, -1:] - last_pred)
         series = (z, change, z_pred - z[:, -1:], last_residual)
         tokens = torch.cat([*(frames.movedim(1, -2).flatten(-2) for frames in series), features], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
         size = error.float().expand(len(z))[:, None]
         facts = torch.cat([parameters.standard, dt, encode_error(size)], 1)
-        return z_pred.movedim(1, -2).flatten(-2), tokens, facts
+        return z_pred[:, 0], tokens, facts
 
-    def frames(self, r: Tensor) -> Tensor:
-        """(..., *tokens, bundle * dim) to frames of latents (..., bundle, *tokens, dim)."""
-        return r.unflatten(-1, (self.head.bundle, -1)).movedim(-2, -2 - self.head.task.ndim)
+    # As a frame of its own, a residual is not contiguous: torch rounds otherwise with [:, None], and gains of
+    # limits and samples would differ in their last digits from those of the published results.
+
+    def frame(self, r: Tensor) -> Tensor:
+        """(..., *tokens, dim) to latents of one frame (..., 1, *tokens, dim)."""
+        return r.unsqueeze(-2).movedim(-2, -2 - self.head.task.ndim)
 
     def decode(self, r: Tensor) -> Tensor:
-        """(..., *tokens, bundle * dim) to normalised fields (..., bundle, C, *space); linear."""
-        return self.head.codec.decode(self.frames(r))
+        """(..., *tokens, dim) to normalised fields (..., 1, C, *space); linear."""
+        return self.head.codec.decode(self.frame(r))
 
     def encode(self, w: Tensor) -> Tensor:
         """Inverse of `decode`, for fields inside the kept subspace."""
         return self.head.codec.encode(w).movedim(-2 - self.head.task.ndim, -2).flatten(-2)
 
     def prediction(self, tokens: Tensor) -> Tensor:
-        """The prediction (batch, *tokens, bundle * dim), recovered from the tokens of `predict`."""
-        dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
-        last, change = tokens[..., (history - 1) * dim : history * dim], tokens[..., (history + 1) * dim :]
-        return last.repeat(*[1] * (last.ndim - 1), bundle) + change[..., : bundle * dim]
+        """The prediction (batch, *tokens, dim), recovered from the tokens of `predict`."""
+        dim, history = self.head.codec.dim, self.head.history
+        last, change = (history - 1) * dim, (history + 1) * dim
+        return tokens[..., last : last + dim] + tokens[..., change : change + dim]
 
 
 class FieldConditions:

@@ -105,11 +105,11 @@ register_dataclass(Condition)
 class CorrectorFacts(Facts):
     """The facts of one task of a corrector. None: does not apply.
 
-    name, own: of the task. dim: of r; num_conditions: C. In time also tokens (per axis), fields (channels of
-    all frames of a call, *space), num_features (the last of the C conditions, features of the operator, of
-    which the Gaussian is a small head), is_localized (the closed-form part is a mixture of two scales) and
-    sample_error (of a sampled state over the size of a residual, which a rollout passes to the network) and
-    horizon (frames of the ensembles that were validated).
+    name, own: of the task. dim: of r; num_conditions: C. In time also tokens (per axis), fields (channels,
+    *space), num_features (the last of the C conditions, features of the operator, of which the Gaussian is a
+    small head), is_localized (the closed-form part is a mixture of two scales), sample_error (of a sampled
+    state over the size of a residual, which a rollout passes to the network) and horizon (frames of the
+    ensembles that were validated).
     Steady also guess (of `posterior_of`), start of the path and method of sampling, one of METHODS.
     """
 
@@ -177,18 +177,14 @@ class CorrectorHead(nn.Module):
         """How samples are made, one of METHODS; tasks in time always use the diffusion."""
         return self.facts.method or METHODS[-1]
 
-    @method.setter
-    def method(self, method: str) -> None:
-        self.facts = replace(self.facts, method=method)
-
     @property
     def sample_error(self) -> float:
         """Error of a sampled state over the size of a residual; selected on validation."""
         return self.facts.sample_error or 0.0
 
-    @sample_error.setter
-    def sample_error(self, size: float) -> None:
-        self.facts = replace(self.facts, sample_error=size)
+    def decide(self, **facts: Any) -> None:
+        """Set `facts` that are found when the head is made or validated."""
+        self.facts = replace(self.facts, **facts)
 
     @property
     def is_pushed(self) -> bool:

@@ -111,24 +111,22 @@ def _sample_row(
     """`smoothed` latents of members that start from the same row `one`, with its only name. of_frame: cells,
     values and noise by frame."""
     head, num = operator.head(name), len(one.z)
-    states, size, num_calls = StateConditions(operator, name), block_size(head.codec, one.z.device), 0
+    states, size = StateConditions(operator, name), block_size(head.codec, one.z.device)
 
     def segment(done: Tensor | None, number: int) -> Tensor:
-        nonlocal num_calls
         if sampler is None and done is None:
             each = Starts(one.z[:1], one.parameters[:1], one.names)
             return sample_starts(operator, name, each, number, num, seed)[0]
         z, first = (one.z, 0) if done is None else (torch.cat([one.z, done], 1), done.shape[1])
         if sampler is None:
             return operator.rollout(z[:, -head.history :], name, one.parameters, number - first)
-        before, num_calls = num_calls, num_calls - (first - number) // head.bundle
         residual = partial(sampler.network.call, Sampler.residual, sampler, states)
         error = sampler.network.heads[name].sample_error
 
         def block(index: Tensor) -> Tensor:
             def noise_of(lead: int) -> tuple[Tensor, ...]:
-                shape, place = (*z.shape[2:-1], states.dim), (0, index)
-                return two_noises(shape, seed, one.names, before + lead, num, place, states.device)
+                shape, place = z.shape[2:], (0, index)
+                return two_noises(shape, seed, one.names, first + lead, num, place, states.device)
 
             rows = replace(one, z=z).rows(index)
             return sample_rollout(states, residual, rows, number - first, noise_of, error, first)

@@ -74,7 +74,8 @@ class LimitFit:
             facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
             rngs = [generator(self.seed, "limits", key, number) for key in KEYS]
             noises = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
-            given, w_pred = (self.source, tokens, facts, *noises), self._field(self.source.prediction(tokens))
+            given = (self.source, tokens, facts, *noises)
+            w_pred = self._field(self.source.prediction(tokens))
             samples = [one.residual(*given, is_limited=is_limited) for one in self.samplers.values()]
             return torch.stack([self._moments(w_pred, r) for r in samples])
 
@@ -89,7 +90,7 @@ class LimitFit:
         return self.source.batch("reserved", batch.rows, batch.starts, rng)[:3]
 
     def _field(self, r: Tensor) -> Tensor:
-        """The frames of r as channels, (batch, bundle * C, *space)."""
+        """r as a field (batch, C, *space)."""
         return self.source.decode(r).flatten(1, 2)
 
     def _moments(self, w_pred: Tensor, r: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ SETS = 2  # of gains: for observed states and for sampled ones
 
 
 class WaveLimits(nn.Module):
-    """The limits of one task, for fields (batch, channels, *space) with the frames of a call as channels.
+    """The limits of one task, for fields (batch, channels, *space).
 
     gains (2, SETS, 2, channels, waves), (pull, gain) on the third axis, (-1, 0) of silent waves: the first
     row for one evaluation or the probability flow, the second for two evaluations or Gaussian waves, of which

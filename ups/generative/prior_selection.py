@@ -112,7 +112,7 @@ def relative_scores(
     validation fields."""
     (prediction, noise, u_ref), scores = _observed(source, case, seed, num_fields), []
     for method in METHODS:
-        network.heads[source.name].method = method
+        network.heads[source.name].decide(method=method)
         u = sample_fields(source, Sampler(network).whitened, network, prediction, noise)
         scores.append(_score(source, u, u_ref))
     return torch.stack(scores) / scores[0]
@@ -152,5 +152,5 @@ def select_method(
         scores = {method: total / len(PARTIAL) for method, total in zip(METHODS, sums, strict=True)}
         what = "energy score of samples, over that of pushed"
         decisions.append(select_lowest(f"samples of {name}", scores, what, num_fields, seed))
-        network.heads[name].method = decisions[-1].chosen
+        network.heads[name].decide(method=decisions[-1].chosen)
     return decisions

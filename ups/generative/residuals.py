@@ -69,13 +69,13 @@ class TransientResiduals(StateConditions):
         self.cache, self.train_from, self.perturbed = cache, cache.settings.train_from, perturbed
 
     def windows(self, split: str) -> tuple[int, int]:
-        num_starts = self.cache.num_frames - self.train_from - self.head.history - self.head.bundle + 1
+        num_starts = self.cache.num_frames - self.train_from - self.head.history
         return len(self.cache.split[split]), num_starts
 
     @cached_property
     def examples(self) -> Tensor:
-        """Residuals of at most EXAMPLE_ROWS reserved trajectories, on the host: (starts, rows, *tokens,
-        bundle * dim)."""
+        """Residuals of at most EXAMPLE_ROWS reserved trajectories, on the host: (starts, rows,
+        *tokens, dim)."""
         num_rows, num_starts = self.windows("reserved")
         rows = torch.arange(num_rows)[:: max(1, num_rows // EXAMPLE_ROWS)][:EXAMPLE_ROWS]
         return torch.stack(
@@ -109,7 +109,6 @@ class TransientResiduals(StateConditions):
         a sampler). Without them, a corrector amplifies the noise of its own samples. Some rows lose the frame
         before the history, because a forecast may start from the history alone.
         """
-        history, bundle = self.head.history, self.head.bundle
         ndim, sizes, has_past = z.ndim - 3, torch.zeros(len(z)), torch.ones(len(z), dtype=torch.bool)
         errors = torch.zeros(z.shape)  # on the host, and sent at once
         for row, rng in enumerate(rngs):
@@ -120,12 +119,10 @@ class TransientResiduals(StateConditions):
                 continue
             size = SMALLEST * (LARGEST / SMALLEST) ** u_size
             for frame in range(z.shape[1]):
-                call, frame_of_call = divmod(int(starts[row]) - 1 + frame - history, bundle)
-                if call < 0:  # a context frame
+                start = int(starts[row]) - 1 + frame - self.head.history  # of the call that predicts it
+                if start < 0:  # a context frame
                     continue
-                start = min(call * bundle, len(self.examples) - 1)
                 error = self.examples[start, int(u_row * self.examples.shape[1])]
-                error = error.unflatten(-1, (bundle, -1))[..., frame_of_call, :]
                 error = error.roll(shifts, tuple(range(ndim)))
                 if u_noise >= 0.5:
                     noise = torch.randn(error.shape, generator=rng)
@@ -155,11 +152,11 @@ class TransientResiduals(StateConditions):
         frames = starts + self.train_from
         # a first frame is its own past: the change is then zero
         past = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)
-        z = torch.cat([past, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
+        z = torch.cat([past, self.cache.batch(rows, frames, history + 1, self.device)], 1)
         series = [(z, self.head.codec)]
         if self.head.task.forcing:  # `predict` needs it from the frame before the last of the history
-            first, count = frames + history - 2, 2 + self.head.bundle
-            series.append((self.cache.forcing(rows, first, count, self.device), self.head.forcing_codec))
+            z_forcing = self.cache.forcing(rows, frames + history - 2, 3, self.device)
+            series.append((z_forcing, self.head.forcing_codec))
         z, *forcing = [z for z, _ in series] if rng is None else augmented(self.head.task, series, rng)
         z_in, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
         if is_perturbed:
@@ -170,7 +167,7 @@ class TransientResiduals(StateConditions):
             self.cache.parameters[rows], *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing]
         )
         z_pred, tokens, facts = self.predict(z_in, parameters, error)
-        return ResidualBatch(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
+        return ResidualBatch(z_ref[:, 0] - z_pred, tokens, facts)
 
 
 class SteadyResiduals(FieldConditions):

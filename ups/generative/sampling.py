@@ -31,7 +31,7 @@ from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.student import sample_student
 from ups.models.assimilation import perturbed
-from ups.models.operator import Operator, padded
+from ups.models.operator import Operator
 from ups.models.rollout import in_blocks, in_segments, member_noise, rollout
 from ups.training.artifact import stage_of_run
 
@@ -77,7 +77,7 @@ class Sampler:
         shuffle: Tensor | None = None,
         is_limited: bool = True,
     ) -> Tensor:
-        """r (rows, *tokens, bundle * dim), latent units, from noise of that shape.
+        """r (rows, *tokens, dim), latent units, from noise of that shape.
 
         tokens, facts: raw conditions (cases, ...) of `StateConditions.predict`, each for rows / cases
         neighbouring rows. shuffle (cases,): the network gets the conditions of these cases; mean and scale
@@ -102,7 +102,7 @@ class Sampler:
             return r
         w_pred, w = (states.decode(z).flatten(1, 2) for z in (states.prediction(tokens)[case], r))
         w = head.limits(w_pred, w, self.evaluations, facts[case, -1] > 0)
-        return states.encode(w.unflatten(1, (states.head.bundle, -1)))
+        return states.encode(w[:, None])
 
 
 def samplers_of(stage: str, network: Corrector) -> dict[str, Sampler]:
@@ -178,7 +178,7 @@ def sample_rollout(
     head, z, forcing = states.head, starts.z, starts.forcing
     is_tracked = has_gradient(z, starts.parameters, forcing)
     if forcing is not None:
-        z, forcing = z if first else z[:, -head.history :], padded(forcing, head.bundle)
+        z = z if first else z[:, -head.history :]
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
@@ -186,18 +186,17 @@ def sample_rollout(
     predicted: dict[int, Tensor] = {}  # number of a frame -> its prediction, which the next call needs again
 
     def step(window: Tensor, num_done: int) -> Tensor:
-        """The frames of one call: their prediction, clipped, plus a sampled residual."""
+        """The next frame: its prediction, clipped, plus a sampled residual."""
         is_observed = first + num_done == 0  # the state that the call starts from
         error, known = 0.0 if is_observed else sample_error, batch.later(first + num_done)
         z_pred, tokens, facts = states.predict(window, known, error, predicted.get(num_done))
         w = states.decode(z_pred)
         z_pred = z_pred + states.encode(torch.clamp(w, low, high) - w)
-        if head.bundle == 1:
-            predicted[num_done + 1] = states.frames(z_pred)
-        z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(num_done // head.bundle)))
+        predicted[num_done + 1] = states.frame(z_pred)
+        z_next = states.frame(z_pred + residual(tokens, facts, *noise_of(num_done)))
         return head.keep_latents(z_next, window[:, -1])
 
-    steps = in_segments(step, num_frames, 1 + head.history, head.bundle) if is_tracked else step
+    steps = in_segments(step, num_frames, 1 + head.history) if is_tracked else step
     with torch.set_grad_enabled(is_tracked and torch.is_grad_enabled()):
         return rollout(steps, z, num_frames, 1 + head.history)
 
@@ -214,7 +213,7 @@ def sample_members(
 ) -> Tensor:
     """Members (batch, num_members, num_frames, *tokens, dim), by `sample_rollout` with `member_noise`. size:
     states in a call, 0: `block_size`, with which no member depends on the number of others."""
-    shape = (*starts.z.shape[2:-1], states.dim)
+    shape = starts.z.shape[2:]
 
     def sample_block(index: Tensor) -> Tensor:
         row, member = index // num_members, index % num_members

@@ -8,7 +8,7 @@ selected before, in the same way.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ class Validation:
         [network] = {sampler.network for sampler in trained.values()}
         for error in ERRORS:
             for name in self.residuals:
-                network.heads[name].sample_error = error
+                network.heads[name].decide(sample_error=error)
             crps_by_error[error] = self.crps(trained, ERROR_ROWS)
         for name, source in self.residuals.items():
             best = {
@@ -121,8 +121,8 @@ def validate_samplers(
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
     decisions = validation.select_errors(trained) if is_trained else {}
     for name, one in fits.items():
-        one.head.sample_error = float(decisions[name].chosen) if decisions else 0.0
-        one.head.facts = replace(one.head.facts, horizon=validation.horizon(name))
+        error = float(decisions[name].chosen) if decisions else 0.0
+        one.head.decide(sample_error=error, horizon=validation.horizon(name))
         one.fit_sampled()
     return {CRPS_KEY: validation.crps(samplers, ROWS)}, [*decisions.values()]
 

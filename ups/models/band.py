@@ -163,20 +163,13 @@ def numbers_of(head: TaskHead, w_pred: Tensor, difference: Tensor, w_ref: Tensor
 
 
 @torch.no_grad()
-def measured(
-    operator: "Operator",
-    cache: "Cache",
-    rows: Tensor,
-    context: int,
-    device: torch.device,
-    weight: float,
-) -> Tensor:
+def measured(operator: "Operator", cache: "Cache", rows: Tensor, context: int, weight: float) -> Tensor:
     """`numbers_of` rollouts of some rows by the operator, with this weight of the network's output."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
+    device = head.scale.device
 
     def numbers(batch: Tensor) -> Tensor:
-        z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
-        w, raw = head.input_codec.decode(z), cache.parameters[batch]
+        w, raw = head.input_codec.decode(cache.given(batch, context, device)), cache.parameters[batch]
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         w_pred = operator.forecast(w, head.name, raw, num_frames, weight, forcing)
         difference = differences(operator, head.name, w, raw, w_pred, weight, forcing)

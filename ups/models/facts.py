@@ -215,8 +215,8 @@ class HeadFacts(Facts):
     name, own: of the task; own: the section of user data. codec, input_codec (None unless steady),
     forcing_codec (None without forcing): what `empty_tokenizer` needs. boundary, domain, dt (0 if steady),
     parameters (name -> smallest and largest value), parameter_values (of the first): of the training data.
-    noise: field -> standard deviation of white noise in the data. history, bundle, horizon: frames read,
-    predicted per call, and of the validation rollouts. time_unit: of the time step that the network reads.
+    noise: field -> standard deviation of white noise in the data. history, horizon: frames read,
+    and of the validation rollouts. time_unit: of the time step that the network reads.
     base: kind and settings; once selected also name and unstable (how it grows beyond the data, "" if not).
 
     is_conservative: the training data conserve what the equation conserves; conserved: the fields whose mean
@@ -239,7 +239,6 @@ class HeadFacts(Facts):
     own: dict[str, Any] | None = None
     forcing_codec: dict[str, Any] | None = None
     history: Count
-    bundle: Count
     dt: Size
     parameters: dict[str, Range]
     parameter_values: list[float] | list[list[float]]

@@ -64,7 +64,7 @@ class TaskHead(nn.Module):
         require_codec(facts.codec, self.task.fields, self.name)
         require_base(facts.base, len(facts.parameters), self.name)
         require_forcing(facts.base, facts.codec, facts.forcing_codec, self.task.forcing, self.name)
-        self.history, self.bundle = facts.history, facts.bundle
+        self.history = facts.history
         frame = facts.dt / facts.time_unit
         self.log_dt = math.log(frame) if frame > 0 else 0.0
         self.codec = empty_tokenizer(facts.codec)
@@ -81,9 +81,9 @@ class TaskHead(nn.Module):
         # normalised bounds of each channel: rollouts are clipped to them, so none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
-        forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
+        forcing_dim = 2 * self.forcing_codec.dim if self.forcing_codec is not None else 0
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim + forcing_dim, width)
-        self.out = zero_linear(width, self.bundle * self.codec.dim)
+        self.out = zero_linear(width, self.codec.dim)
         fixed = torch.zeros(CONDITION_SIZE)  # the condition without parameters
         fixed[MAX_PARAMETERS] = self.log_dt
         for end in along(self.task.boundary, self.task.ndim):
@@ -216,18 +216,18 @@ class TaskHead(nn.Module):
                 f"trained on a grid of {codec.space} cells. Pass the field to ups.load(..).forecast(.., "
                 "resample=True), or train on the other grid."
             )
-        names, forcing, num_frames = self.task.forcing, parameters.forcing, 1 + self.bundle
+        names, forcing = self.task.forcing, parameters.forcing
         if forcing is None and not names:
             return
         shape = (len(parameters.index), "time", len(names), *self.codec.space)
         if (
             forcing is None
             or not names
-            or forcing.shape[1] < num_frames
+            or forcing.shape[1] < 2
             or ([*forcing.shape[:1], *forcing.shape[2:]] != [*shape[:1], *shape[2:]])
         ):
             given = "no forcing" if forcing is None else f"forcing of shape {tuple(forcing.shape)}"
-            expected = f"({', '.join(map(str, shape))}), {num_frames} frames or more of {', '.join(names)}"
+            expected = f"({', '.join(map(str, shape))}), 2 frames or more of {', '.join(names)}"
             raise ValueError(
                 f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
                 "it was trained. Pass normalised values, from the last input frame on."

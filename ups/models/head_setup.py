@@ -32,7 +32,6 @@ def head_facts(cache: Cache, kind: str, settings: dict[str, Any]) -> HeadFacts:
     return HeadFacts(
         **cache.task.description,
         history=1 if is_steady else task.history,
-        bundle=1 if is_steady else task.bundle,
         **data_facts(cache),
         base={"kind": kind, "settings": settings},
         network_weight=1.0,

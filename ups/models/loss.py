@@ -50,21 +50,20 @@ def operator_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of windows, and the detached errors of network and base.
 
-    u (batch, history, ...): input frames; u_ref (batch, unroll * bundle, ...): the frames to predict by
-    `unroll` calls in a row. The loss is the mean over calls of the network's relative error; gradients flow
+    u (batch, history, ...): input frames; u_ref (batch, calls, ...): the frames to predict by as
+    many calls in a row. The loss is the mean over calls of the network's relative error; gradients flow
     through the rollout.
     """
     head = operator.heads[task]
     scale, values_per_mode = head.scale[parameters.index], head.codec.width / head.codec.dim
     loss, network, base = 0.0, 0.0, 0.0
-    calls = u_ref.shape[1] // head.bundle
+    calls = u_ref.shape[1]
     for call in range(calls):
-        target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
-        full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
+        full, u_base = operator.step(u, task, parameters.later(call))
         factor = values_per_mode
         if head.base.is_user_solver:
             factor = factor / head.base.size(u) ** 2
-        of_network, of_base = relative_errors(full, target, u_base, scale, factor)
+        of_network, of_base = relative_errors(full, u_ref[:, call : call + 1], u_base, scale, factor)
         loss, network, base = loss + of_network, network + of_network.detach(), base + of_base
         if call + 1 < calls:
             u = torch.cat([u, full], 1)[:, -head.history :]
@@ -72,14 +71,12 @@ def operator_loss(
 
 
 @torch.no_grad()
-def squared_errors(
-    operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
-) -> Tensor:
+def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int) -> Tensor:
     """Sums over space (rows, 4, T, C), float64, of rollouts after the first `context` frames: u_ref^2, its
     squared distance from the mean of the training data, and the squared errors of operator and base.
     """
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
-    predicted = head.task.predicted
+    predicted, device = head.task.predicted, head.scale.device
     if len(rows) == 0:  # fewer trajectories than processes
         shape = (0, 2 + len(MODELS), num_frames, len(head.task.moving))
         return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -88,8 +85,7 @@ def squared_errors(
     mean = predicted(head.codec.denormalise(zeros).double())
 
     def sums(batch: Tensor) -> Tensor:
-        z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
-        u = head.input_codec.decode(z)
+        u = head.input_codec.decode(cache.given(batch, context, device))
         u_ref = predicted(head.physical(cache.batch(batch, context, num_frames, device)).double())
         space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)

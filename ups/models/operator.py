@@ -125,8 +125,8 @@ class Operator(TaskNetwork):
     def step(
         self, u: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
     ) -> tuple[Tensor, Tensor]:
-        """The next frames (full, base), each (batch, bundle, C, *space), from u (batch, history, C_in,
-        *space); normalised fields.
+        """The next frame (full, base), each (batch, 1, C, *space), from u (batch, history, C_in, *space);
+        normalised fields.
 
         For a steady task u is the coefficient (batch, 1, C_in, *space). parameters: of
         `TaskHead.parameter_batch`. component "base": the base alone, returned twice. Raises ValueError for
@@ -136,7 +136,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("fields", u, parameters)
         weight = head.facts.weight(component)
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
+        u_base = head.codec.projected(head.base_frames(u, parameters, 1))
         if not weight:
             return u_base, u_base
         return self.corrected(head, u, u_base, parameters, weight)[0], u_base
@@ -144,7 +144,7 @@ class Operator(TaskNetwork):
     def predict(
         self, z: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
     ) -> tuple[Tensor, Tensor]:
-        """`step` from latents z (batch, history, *tokens, dim) to latents (batch, bundle, *tokens, dim)."""
+        """`step` from latents z (batch, history, *tokens, dim) to latents (batch, 1, *tokens, dim)."""
         head = self.head(task)
         head.require_shape("latents", z, parameters)
         full, base = self.step(head.input_codec.decode(z), task, parameters, component)
@@ -160,7 +160,7 @@ class Operator(TaskNetwork):
         head = self.head(task)
         head.require_shape("latents", z, parameters)
         u, weight = head.input_codec.decode(z), head.facts.network_weight
-        u_base = head.codec.projected(head.base_frames(u, parameters, head.bundle))
+        u_base = head.codec.projected(head.base_frames(u, parameters, 1))
         full, features = self.corrected(head, u, u_base, parameters, weight)
         return head.codec.encode(full), features.float()
 
@@ -172,10 +172,10 @@ class Operator(TaskNetwork):
         In training no gradient passes through the network's input from the base: one would cost no time, but
         give other weights than those of the published results.
         """
-        base = u_base[:, :1].detach() if self.training else u_base[:, :1]
+        base = u_base.detach() if self.training else u_base
         series = [head.input_codec.encode(u), head.codec.encode(base)]
-        if head.forcing_codec is not None:  # from the last input frame to the last predicted one
-            series.append(head.forcing_codec.encode(parameters.forcing[:, : 1 + head.bundle]))
+        if head.forcing_codec is not None:  # in the last input frame and the predicted one
+            series.append(head.forcing_codec.encode(parameters.forcing[:, :2]))
         tokens = torch.cat([z.movedim(1, -2).flatten(-2) for z in series], -1)
         standard = parameters.standard
         fixed = head.fixed_condition[standard.shape[1] :]
@@ -186,7 +186,7 @@ class Operator(TaskNetwork):
             if not weight:
                 return u_base, features
             out = head.out(features)
-        change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
+        change = out.float().unsqueeze(-2).movedim(-2, 1)  # the layout by which torch rounds
         scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
         u_next = u_base + head.codec.decode(scale * change)
         is_trained = self.training and torch.is_grad_enabled()  # windows hardly reach the bounds of waves
@@ -196,8 +196,8 @@ class Operator(TaskNetwork):
 
     @plain_torch(keeps_gradient=True)
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
-        """One call from raw parameters (batch, P) and normalised forcing: (batch, bundle, *tokens, dim), with
-        its gradient by all three.
+        """One call from raw parameters (batch, P) and normalised forcing: (batch, 1, *tokens, dim), with its
+        gradient by all three.
         """
         return self.predict(z, task, self.head(task).parameter_batch(parameters, forcing))[0]
 
@@ -219,7 +219,7 @@ class Operator(TaskNetwork):
         `TaskHead.parameter_batch`, `step` and `rollout`, and for a gradient of an estimated start.
         """
         head = self.head(task)
-        batch = head.parameter_batch(parameters, padded(forcing, head.bundle))
+        batch = head.parameter_batch(parameters, forcing)
         batch = head.base.settled(head.input_codec.bridged(u), batch)
         is_tracked = has_gradient(u, parameters, forcing)
         if head.start_frames:
@@ -233,10 +233,10 @@ class Operator(TaskNetwork):
             u = with_estimated_start(head, u, parameters)
 
         def step(w: Tensor, num_done: int) -> Tensor:
-            return self.step(w, task, batch.later(num_done, 1 + head.bundle), component)[0]
+            return self.step(w, task, batch.later(num_done, 2), component)[0]
 
         if is_tracked:
-            steps = in_segments(step, num_frames, head.history, head.bundle)
+            steps = in_segments(step, num_frames, head.history)
         else:
             steps = self.traces.steps(self, head, batch, component)
         # around the autocasts of all calls: weights are cast once
@@ -259,15 +259,6 @@ class Operator(TaskNetwork):
         *tokens, dim)."""
         head = self.head(task)
         return head.codec.encode(self.forecast(head.input_codec.decode(z), task, *arguments, **options))
-
-
-def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:
-    """Forcing (batch, time, ...) with its last frame repeated: a call that predicts `bundle` frames may go
-    beyond the last one.
-    """
-    if forcing is None or bundle == 1:
-        return forcing
-    return torch.cat([forcing, *[forcing[:, -1:]] * (bundle - 1)], 1)
 
 
 def load_operator(

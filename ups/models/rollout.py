@@ -33,8 +33,8 @@ def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: 
     """The `num_frames` frames (batch, num_frames, ...) after `context` (batch, time, ...).
 
     step: maps the last `history` frames (batch, history, ...), and the number of frames that are done, to the
-    next few (batch, bundle, ...). If one call is enough (steady tasks), its output may have another shape.
-    Raises ValueError if the context is shorter than the history, or num_frames is below 1.
+    next one or more (batch, frames, ...). If one call is enough (steady tasks), its output may have another
+    shape. Raises ValueError if the context is shorter than the history, or num_frames is below 1.
     """
     if num_frames < 1:
         raise ValueError(
@@ -55,18 +55,18 @@ def rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: 
         done += new.shape[1]
         if done < num_frames:
             window = torch.cat([window, new], 1)[:, -history:]
-    return torch.cat(frames, 1)[:, :num_frames]
+    return torch.cat(frames, 1)
 
 
 def in_segments(
-    step: Callable[[Tensor, int], Tensor], num_frames: int, history: int, bundle: int
+    step: Callable[[Tensor, int], Tensor], num_frames: int, history: int
 ) -> Callable[[Tensor, int], Tensor]:
     """The steps of a `rollout` with a gradient, as many in a call as there are calls: of n steps the numbers
     of 2 sqrt(n) are kept at a time, as those inside of a call are computed again for the gradient.
 
     torch.func and derivatives in forward mode take the steps themselves, as torch cannot repeat theirs.
     """
-    size = bundle * math.isqrt(-(-num_frames // bundle))
+    size = math.isqrt(num_frames)
 
     @plain_torch(keeps_gradient=True)  # it is called again in the caller's state
     def segment(window: Tensor, done: int) -> Tensor:
@@ -76,7 +76,7 @@ def in_segments(
     def again(window: Tensor, done: int) -> Tensor:
         return checkpoint(segment, window, done, use_reentrant=False, preserve_rng_state=False)
 
-    is_repeatable = size > bundle and not torch._C._are_functorch_transforms_active()
+    is_repeatable = size > 1 and not torch._C._are_functorch_transforms_active()
     return again if is_repeatable else step
 
 
@@ -100,7 +100,7 @@ class Traces:
         names = tuple(name for name, value in vars(parameters).items() if value is not None)
 
         def plain(u: Tensor, num_done: int) -> Tensor:
-            batch = parameters.later(num_done, 1 + head.bundle)
+            batch = parameters.later(num_done, 2)
             return operator.call(type(operator).step, operator, u, head.name, batch, weight)[0]
 
         is_captured = operator.call is not call or head.scale.device.type != "cpu"
@@ -112,7 +112,7 @@ class Traces:
         state = sum(one._version for one in self.tensors)
 
         def step(u: Tensor, num_done: int) -> Tensor:
-            batch = parameters.later(num_done, 1 + head.bundle)
+            batch = parameters.later(num_done, 2)
             given = u, *(getattr(batch, name) for name in names)
             shapes = tuple((one.shape, one.dtype) for one in given)
             key = head, weight, operator.precision, state, names, shapes

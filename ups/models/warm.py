@@ -78,7 +78,7 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork) -> None:
 
 def copy_head(head: nn.Module, parent: nn.Module) -> str:
     """Copy the maps of another head of the same task; what was copied, in words, "" if they do not fit: of a
-    `TaskHead` if history, bundle or patch differ. Its base and the statistics of a corrector's head stay as
+    `TaskHead` if history or patch differ. Its base and the statistics of a corrector's head stay as
     they were fitted.
     """
     if not isinstance(head, TaskHead):
@@ -89,7 +89,7 @@ def copy_head(head: nn.Module, parent: nn.Module) -> str:
             return ""
         pairs.append((head.forcing_codec, parent.forcing_codec))
     if (
-        (head.history, head.bundle) != (parent.history, parent.bundle)
+        head.history != parent.history
         or dict(head.task.offsets) != dict(parent.task.offsets)
         or not all(can_translate(*pair) for pair in pairs)
     ):
@@ -139,10 +139,10 @@ def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def translate_maps(head: nn.Module, parent: nn.Module) -> None:
-    """Copy the maps of another `TaskHead` of the same task, history and bundle, for other codecs."""
+    """Copy the maps of another `TaskHead` of the same task and history, for other codecs."""
     pairs = [(head.input_codec, parent.input_codec)] * head.history + [(head.codec, parent.codec)]
     if head.forcing_codec is not None:
-        pairs += [(head.forcing_codec, parent.forcing_codec)] * (1 + head.bundle)
+        pairs += [(head.forcing_codec, parent.forcing_codec)] * 2
     maps = [translation(*pair) for pair in pairs]
     blocks = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
     head.into.weight.copy_(
@@ -153,5 +153,4 @@ def translate_maps(head: nn.Module, parent: nn.Module) -> None:
     )
     back, _ = translation(parent.codec, head.codec)  # for changes, which have no offset
     for name in ("weight", "bias"):
-        change = getattr(parent.out, name).detach().unflatten(0, (parent.bundle, -1))
-        getattr(head.out, name).copy_(torch.einsum("ij,bj...->bi...", back, change).flatten(0, 1))
+        getattr(head.out, name).copy_(back @ getattr(parent.out, name))

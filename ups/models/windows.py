@@ -81,16 +81,14 @@ def augment(
 class Windows:
     """The training windows of all tasks, a function of (seed, step).
 
-    contexts: task -> frames before a validation rollout. schedule: the task, rows and window starts of each
-    step. Raises ValueError for a task with too few frames to train on, or for a context that is shorter than
-    the history or as long as the data.
+    schedule: the task, rows and window starts of each step. Raises ValueError for a task with too few frames
+    to train on.
     """
 
     def __init__(
         self,
         caches: Mapping[str, Cache],
         tasks: Mapping[str, TaskConfig],
-        contexts: Mapping[str, int],
         settings: OperatorConfig,
         seed: int,
     ):
@@ -99,16 +97,10 @@ class Windows:
         self.odds: dict[tuple[str, int], Tensor] = {}  # of tasks with a user's solver, by length of windows
         windows = {}
         for name, cache in caches.items():
-            task, context = tasks[name], contexts[name]
-            if not cache.task.is_steady and not task.history <= context < cache.num_frames:
-                raise ValueError(
-                    f"evaluate.context_frames is {context}; expected at least the history of "
-                    f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
-                    f"Change it, or task.{name}.history or num_frames."
-                )
+            task = tasks[name]
             # fewer calls in a row if the frames do not hold them: two frames train single calls
             calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
-            length = task.history + calls * task.bundle
+            length = task.history + calls
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
             windows[name] = (len(cache.split["train"]), starts)
         self.schedule = Schedule(windows, settings.train.batch_size, seed)
@@ -143,7 +135,7 @@ class Windows:
             return cache.split["train"][rows], 0, 1
         # one call of the operator, or `self.calls` in a row in the last fraction of the training
         is_unrolled = batch.step >= (1 - settings.unroll_fraction) * settings.train.steps
-        length = task.history + task.bundle * (self.calls[batch.task] if is_unrolled else 1)
+        length = task.history + (self.calls[batch.task] if is_unrolled else 1)
         if head.base.is_user_solver:
             rows, starts = (some[batch.within(shard_rows)] for some in self._moving(head, batch.step, length))
         return cache.split["train"][rows], starts + task.train_from, length

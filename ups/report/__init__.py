@@ -1,1 +1,1 @@
-"""The report: page, figures, animations, summary, model card."""
+"""The report: page, figures, model card."""

@@ -1,6 +1,7 @@
 """report.html: one self-contained page that loads nothing, of results (ups/results.py)."""
 
 import json
+import operator
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +14,12 @@ from markupsafe import Markup
 
 from ups.common.files import write_atomic
 from ups.common.text import file_stem
-from ups.evaluation.gates import not_passed
-from ups.report import drawing, figures, summary
+from ups.evaluation.gates import error_of, horizon_of, network_gain, not_passed, trivial_of
+from ups.report import drawing, figures
+from ups.report.bench_rows import NETWORKS
 from ups.report.sections import ROWS, task_section
 from ups.report.tables import Row, render
-from ups.results import Results
+from ups.results import Entry, Results
 
 # key -> type or nested schema; "*": all other keys; a list: all elements. What may be missing may be None.
 NUMBER, TEXT = (float, int, NoneType), (str, NoneType)
@@ -39,6 +41,7 @@ COMPARED = {  # of a report that the leaderboard lists
     "gates": [{"passed": bool, "undecided": bool}],
     "training": dict.fromkeys(("parameters", "seconds", "muon_lr", "adamw_lr", "seed"), NUMBER),
 }
+call_each = partial(map, operator.call)  # functions -> what they return
 REPRODUCE = ("run", "created", "config_hash", "environment", "protocol", "training")
 
 
@@ -60,8 +63,33 @@ def check_results(data: Any, kind: Any, where: str) -> None:
             check_results(item, kind[0], f"{where}.{i}")
 
 
-def call_each(functions: Iterable[Callable[[], Markup]]) -> list[Markup]:
-    return [function() for function in functions]
+def best_other(task: Entry) -> str | None:
+    """The FNO or U-Net with the lower error; None if none was trained on these data."""
+    errors = {name: task.value(name, error_of(task)) for name in NETWORKS}
+    known = {name: error["value"] for name, error in errors.items() if error and error["value"] is not None}
+    return min(known, key=known.get, default=None)
+
+
+def overview(results: Results) -> str:
+    """HTML of the first table of the page, one row per task.
+
+    Everything looks good beside the trivial forecast. So the operator is compared with its own base (what
+    does the network add?) and with the best network of another kind trained on the same data. A difference
+    counts only if its paired interval excludes zero.
+    """
+    rows = {}
+    for name, task in results.tasks.items():
+        kind, shares = network_gain(task)
+        rows[name] = {
+            "task": task,
+            "horizon": horizon_of(task.facts),
+            "error": error_of(task),
+            "trivial": trivial_of(task),
+            "kind": kind,
+            "shares": shares,
+            "other": best_other(task),
+        }
+    return render("overview.html", rows=rows, run=results.facts["run"])
 
 
 def write_report(
@@ -92,7 +120,7 @@ def write_report(
         failed=len(failed),
         undecided=len(undecided),
         unusable=sum(not entry["usable"] for entry in facts["usability"].values()),
-        overview=summary.overview(results),
+        overview=overview(results),
         sections=dict(zip(makers, call(makers.values()), strict=True)),
         figure=lambda fig, caption, name: drawing.to_html(fig, caption, folder / f"{file_stem(name)}.png"),
         training=figures.training(history),

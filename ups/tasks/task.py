@@ -210,7 +210,6 @@ class Task:
             "dim": 0,
             "energy": 1.0,
             "history": 1,
-            "bundle": 1,
             "degree": 0 if self.is_steady else 3,
             "reach": 0,
             "reserve": 0.0,

@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("domain", "resolution", "flipped", "repeated", "missing", "base"), []),
     **dict.fromkeys(("num_trajectories", "num_frames", "first_frame", "train_from", "cut"), 0),
     **dict.fromkeys(("patch", "dim", "reach"), 0),
-    **dict.fromkeys(("space_stride", "time_stride", "history", "bundle"), 1),
+    **dict.fromkeys(("space_stride", "time_stride", "history"), 1),
     **dict.fromkeys(("dt", "t_end", "reserve"), 0.0),
     **dict.fromkeys(("hidden", "skip_missing"), False),
     "parameters": None,
