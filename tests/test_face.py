@@ -371,9 +371,7 @@ def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(mode
         ValueError, match="a mask and a coefficient of which one alone is labelled; expected both"
     ):
         model.prior("darcy2d_grf", named[0], mask, members=3)
-    with pytest.raises(
-        ValueError, match="prior was given the dimensions x, y; expected them without names"
-    ):
+    with pytest.raises(ValueError, match="prior was given the dimensions x, y; expected them without names"):
         ups.invert(model, "darcy2d_grf", {"values": a[0], "noise": 1}, prior=named[1])
 
 
