@@ -9,7 +9,7 @@ from user_files import overlay, section, waves
 
 import prepare_cache
 import prepare_data
-from ups.commands.stage_setup import cache_counts, require_counts
+from ups.commands.stage_setup import cache_counts, load_inputs, require_counts
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -124,7 +124,9 @@ def test_counts_before_the_cache_are_those_of_the_cache(tmp_path):
     assert before.gated == {"the operator": 3, "ensembles": 3}
 
 
-def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train(tmp_path, capsys):
+def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train(
+    tmp_path, capsys, monkeypatch
+):
     path = written(tmp_path, waves((12, 5, CELLS)))
     config = load_config(path, [])
     build_cache(config, "ks", progress=False)
@@ -133,6 +135,14 @@ def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train
         "WARNING ks: the report evaluates the operator on 1 test initial conditions"
         in capsys.readouterr().out
     )
+    monkeypatch.setattr("sys.argv", ["train_operator.py", "--config", str(path)])
+    assert [*load_inputs("", "operator")[1]] == ["ks"]
+    with h5py.File(tmp_path / "ks.h5", "r+") as file:
+        file["u"][0] += 1
+    with pytest.raises(
+        ValueError, match="data files changed since .*ks.h5 was built; .* Run `make cache`, then"
+    ):
+        load_inputs("", "operator")
     config = load_config(path, ["task.ks.reserve=0.97"])
     with pytest.raises(ValueError, match="leaves the operator none of 10 training initial conditions"):
         require_counts(config, {"ks": open_cache(config, "ks")})
