@@ -126,6 +126,15 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             f"raise {key}.reserve, set it to 0, or add trajectories",
             where=key,
         )
+    space = tuple(settings.cells(task.ndim))
+    if task.is_steady and settings.reserve and any(size % 2 for size in space):
+        yield Finding(
+            "error",
+            f"{key}.reserve asks for the prior of steady solutions, which holds means over blocks of 2 cells "
+            f"per axis, on a grid {space}; expected even numbers of cells",
+            f"set {key}.reserve to 0, change {key}.space_stride, or interpolate the fields",
+            where=key,
+        )
     if not task.is_steady and most_calls(settings, counts.num_frames) < 1:
         yield Finding(
             "error",
