@@ -87,16 +87,14 @@ def test_a_reserve_that_leaves_too_few_is_named_by_doctor_and_dry_run(tmp_path, 
         assert message in capsys.readouterr().out
 
 
-def test_a_prior_on_an_odd_grid_is_refused_before_anything_is_trained(tmp_path):
+def test_a_prior_on_a_grid_of_no_blocks_is_refused_before_anything_is_trained(tmp_path):
     layout = dict.fromkeys(("a", "u"), ["trajectory", "x", "y"])
     changes = {"layout": layout, "inputs": ["a"], "dt": None, "boundary": "dirichlet"}
     path = written(tmp_path, np.ones((12, 8, 6), "float32"), **changes)
-    for size, refused in ((6, False), (9, True)):
+    for size, refused in ((12, False), (9, True), (6, True)):
         with h5py.File(tmp_path / "ks.h5", "w") as file:
             file["a"] = file["u"] = np.random.default_rng(0).random((12, 8, size))
-        text = (
-            f"of 2 cells per axis, on a grid (8, {size}); expected even numbers of cells. set task.ks.reserve"
-        )
+        text = f"on a grid (8, {size}); expected multiples of 4 cells per axis. set task.ks.reserve"
         assert any(text in line for _, line in said_of(path, "task.ks.reserve=0.3")) == refused
         assert not any(text in line for _, line in said_of(path))
 

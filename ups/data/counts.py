@@ -16,6 +16,7 @@ from ups.tasks import Finding
 from ups.userdata.trajectories import Trajectories
 
 MIN_RESERVED = 2  # initial conditions; errors of one have no variance
+PRIOR_BLOCK = 4  # cells per axis in `CASES` of ups/generative/observation.py
 NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
 
 
@@ -127,11 +128,11 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             where=key,
         )
     space = tuple(settings.cells(task.ndim))
-    if task.is_steady and settings.reserve and any(size % 2 for size in space):
+    if task.is_steady and settings.reserve and any(size % PRIOR_BLOCK for size in space):
         yield Finding(
             "error",
-            f"{key}.reserve asks for the prior of steady solutions, which holds means over blocks of 2 cells "
-            f"per axis, on a grid {space}; expected even numbers of cells",
+            f"{key}.reserve asks for the prior of steady solutions, validated by means over blocks, "
+            f"on a grid {space}; expected multiples of {PRIOR_BLOCK} cells per axis",
             f"set {key}.reserve to 0, change {key}.space_stride, or interpolate the fields",
             where=key,
         )
