@@ -310,10 +310,7 @@ class Forecaster:
         codec, space = head.input_codec, a.shape[3:]
         observed = as_tensor(torch.ones(space) if mask is None else mask, f"{task}'s mask")
         observed = observed.isfinite() & (observed != 0)
-        if observed.shape[-codec.ndim :] != space or observed[..., 0].ndim not in (
-            codec.ndim - 1,
-            codec.ndim,
-        ):
+        if observed.shape not in (space, (1, *space), (len(a), *space)):
             raise ValueError(
                 f"{task} was given a field of shape {tuple(a.shape)} and a mask of shape "
                 f"{tuple(observed.shape)}; expected (batch, 1, C, *space) with {codec.ndim} axes of space, "
