@@ -9,7 +9,7 @@ from user_files import overlay, section, waves
 
 import prepare_cache
 import prepare_data
-from ups.commands.stage_setup import cache_counts, require_counts
+from ups.commands.stage_setup import cache_counts, load_inputs, require_counts
 from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -87,6 +87,18 @@ def test_a_reserve_that_leaves_too_few_is_named_by_doctor_and_dry_run(tmp_path, 
         assert message in capsys.readouterr().out
 
 
+def test_a_prior_on_a_grid_of_no_blocks_is_refused_before_anything_is_trained(tmp_path):
+    layout = dict.fromkeys(("a", "u"), ["trajectory", "x", "y"])
+    changes = {"layout": layout, "inputs": ["a"], "dt": None, "boundary": "dirichlet"}
+    path = written(tmp_path, np.ones((12, 8, 6), "float32"), **changes)
+    for size, refused in ((12, False), (9, True), (6, True)):
+        with h5py.File(tmp_path / "ks.h5", "w") as file:
+            file["a"] = file["u"] = np.random.default_rng(0).random((12, 8, size))
+        text = f"on a grid (8, {size}); expected multiples of 4 cells per axis. set task.ks.reserve"
+        assert any(text in line for _, line in said_of(path, "task.ks.reserve=0.3")) == refused
+        assert not any(text in line for _, line in said_of(path))
+
+
 def test_a_parameter_value_without_training_trajectories_is_named(tmp_path):
     """Two values, of which one has a single trajectory, that of the test split."""
     u = waves((12, 5, CELLS))
@@ -124,7 +136,9 @@ def test_counts_before_the_cache_are_those_of_the_cache(tmp_path):
     assert before.gated == {"the operator": 3, "ensembles": 3}
 
 
-def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train(tmp_path, capsys):
+def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train(
+    tmp_path, capsys, monkeypatch
+):
     path = written(tmp_path, waves((12, 5, CELLS)))
     config = load_config(path, [])
     build_cache(config, "ks", progress=False)
@@ -133,6 +147,14 @@ def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train
         "WARNING ks: the report evaluates the operator on 1 test initial conditions"
         in capsys.readouterr().out
     )
+    monkeypatch.setattr("sys.argv", ["train_operator.py", "--config", str(path)])
+    assert [*load_inputs("", "operator")[1]] == ["ks"]
+    with h5py.File(tmp_path / "ks.h5", "r+") as file:
+        file["u"][0] += 1
+    with pytest.raises(
+        ValueError, match="data files changed since .*ks.h5 was built; .* Run `make cache`, then"
+    ):
+        load_inputs("", "operator")
     config = load_config(path, ["task.ks.reserve=0.97"])
     with pytest.raises(ValueError, match="leaves the operator none of 10 training initial conditions"):
         require_counts(config, {"ks": open_cache(config, "ks")})

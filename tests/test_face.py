@@ -138,8 +138,15 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
         ups.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"the device is 'tpu', which torch cannot use here \(Expected one"):
         ups.load(tmp_path, "tpu")
-    with pytest.raises(ValueError, match=r"solvers is {'ks': .*expected step\(u\), or TASK -> step"):
+    with pytest.raises(ValueError, match=r"solver passed is {'ks': .*expected step\(u\), or TASK -> step"):
         ups.load(folder / "tiny", solvers={"ks": torch.sin})
+    with pytest.raises(
+        ValueError, match=r"the solver passed is .*sin.*base calls one: none of these weights"
+    ):
+        ups.load(folder / "tiny", solvers=torch.sin)
+    for nothing in (3, None):
+        with pytest.raises(TypeError, match=f"the folder is {nothing}; expected the path of a run, such as"):
+            ups.load(nothing)
     with pytest.raises(
         FileNotFoundError,
         match="config.json is missing; expected a finished operator stage.*Run make operator",
@@ -353,6 +360,19 @@ def test_a_prior_draws_positive_solutions_that_what_is_unseen_cannot_change(mode
     assert isinstance(one, torch.Tensor)
     torch.testing.assert_close(one, torch.from_numpy(draws[0]), rtol=1e-4, atol=1e-6)
     assert np.abs(model.prior("darcy2d_grf", a, ~mask, members=3) - draws).max() > 1e-6
+    xarray = pytest.importorskip("xarray")
+    at = {"x": (np.arange(32) + 0.5) / 32}
+    named = [
+        xarray.DataArray(one, at, ("run", "x", "y")[-one.ndim :])[..., ::-1, :] for one in (a[:, 0], mask)
+    ]
+    found = model.prior("darcy2d_grf", named[0].transpose("y", "x", "run"), named[1].T, members=3)
+    np.testing.assert_array_equal(found.transpose("run", "member", "x", "y")[:, :, ::-1], draws[:, :, 0])
+    with pytest.raises(
+        ValueError, match="a mask and a coefficient of which one alone is labelled; expected both"
+    ):
+        model.prior("darcy2d_grf", named[0], mask, members=3)
+    with pytest.raises(ValueError, match="prior was given the dimensions x, y; expected them without names"):
+        ups.invert(model, "darcy2d_grf", {"values": a[0], "noise": 1}, prior=named[1])
 
 
 @pytest.mark.filterwarnings("error")

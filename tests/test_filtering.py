@@ -165,6 +165,22 @@ def test_localisation_keeps_far_cells_and_few_members_need_it():
     assert near < 0.5 * far
 
 
+def test_cells_of_a_mask_have_no_value_and_change_no_other_cell(monkeypatch):
+    rng, land = stream("land"), torch.arange(16).sub(6).abs() < 3
+    members, y = normal(8, 1, 16, rng=rng), normal(2, 1, 16, rng=rng)
+    given = {"frames": [1, 2], "noise": 0.4}
+
+    def analysed(values: Tensor, masked: float) -> Tensor:
+        mask = torch.where(land, masked, 0.0).double()
+        monkeypatch.setattr(
+            Shift, "forecast", staticmethod(lambda _, u, __, num: 0.9**num * u[:, -1:] + mask)
+        )
+        return ups.assimilate(Shift, "shift", members, {**given, "values": values}, radius=0.3).mean
+
+    found, expected = analysed(y, torch.nan), analysed(torch.where(land, torch.nan, y), 0.0)
+    assert found[..., land].isnan().all() and torch.equal(found[..., ~land], expected[..., ~land])
+
+
 def test_a_filter_of_a_forecaster_takes_numpy_and_goes_on_from_its_members():
     model = ups.load(ROOT / "pretrained")
     wave = np.sin(2 * np.pi * np.arange(256) / 256)
@@ -192,6 +208,12 @@ def test_a_filter_of_a_forecaster_takes_numpy_and_goes_on_from_its_members():
         (torch.zeros(4, 1, 16), {}, {"inflation": 0.5}, "a factor from 1 on"),
         (torch.zeros(4, 1, 16), {}, {"inflation": torch.inf}, "a factor from 1 on"),
         (torch.zeros(4, 1, 16, requires_grad=True), {}, {}, "a tensor that requires a gradient"),
+        (
+            torch.zeros(4, 1, 16),
+            {"frames": [1, 2], "values": torch.zeros(2, 1, 16)},
+            {"forcing": {"f": torch.zeros(2)}},
+            "was given forcing and 2 observed frames; expected one, up",
+        ),
         (torch.full((4, 1, 16), torch.nan), {}, {}, "are not finite in frame 1; expected numbers"),
     ],
 )

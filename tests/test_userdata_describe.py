@@ -108,6 +108,15 @@ def test_axes_without_names_are_read_in_their_usual_order(tmp_path, shapes, layo
     assert (settings.get("inputs") == ["a"]) == (len(shapes) == 2)
 
 
+def test_frames_of_a_masked_film_and_of_a_field_equal_in_all_cells_are_seen_to_follow(tmp_path):
+    u = np.random.default_rng(0).standard_normal((40, 14, 16, 23)).cumsum(1)
+    u[..., 3:6, 4:9] = np.nan
+    even = np.repeat(u[:, :, 0, :1], 32, -1)
+    for frames, layout in ((u, ["trajectory", "time", "x", "y"]), (even, ["trajectory", "time", "x"])):
+        text = describe_file(str(write(tmp_path / "a.h5", u=frames)))
+        assert yaml.safe_load(text)["task"]["a"]["layout"] == {"u": layout}
+
+
 def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path):
     """Dates and counts are of runs; other numbers may be of noise or a parameter, which is a question."""
     names = {

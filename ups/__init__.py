@@ -110,7 +110,7 @@ def assimilate(
     where observed}, physical units.
     radius: distance, in units of the domain, from which on an observation has no effect; default: none.
     inflation: factor of the deviations from the mean after every observation.
-    seed: of the random rotation of members. Other options: of `model.forecast`.
+    seed: of the random rotation of members. Other options: of `model.forecast`, forcing for one frame alone.
     Raises ValueError for what does not fit. See `ups.analysis.Analysis`.
     """
     from ups.analysis import assimilate

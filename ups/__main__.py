@@ -42,7 +42,12 @@ def run_make(command: str, target: str, what: str, arguments: list[str]) -> NoRe
     """Become the make that makes a target of the clone, with this interpreter. what: for --help."""
     options = {
         "config": {"metavar": "CONFIG", "type": Path, "help": "a configuration, such as configs/small.yaml"},
-        "settings": {"nargs": "*", "metavar": "NAME=VALUE", "help": "RUN=mine, or a setting: run.seed=1"},
+        "settings": {
+            "nargs": "*",
+            "default": [],
+            "metavar": "NAME=VALUE",
+            "help": "RUN=mine, or a setting: run.seed=1",
+        },
     }
     args = read_command(what, options, arguments, prog=f"ups {command}")
     require_posix("training")

@@ -144,6 +144,11 @@ def assimilate(
         raise ValueError(f"the filter of {task} was given {wrong}.")
     check_random(task, seed, None, 1)
     frames, values, mask, noise = observed(task, observations, shape, 1)
+    if len(frames) > 1 and options.get("forcing") is not None:
+        raise ValueError(
+            f"the filter of {task} was given forcing and {len(frames)} observed frames; expected one, up "
+            "to which the forcing is. Call once for each frame: members are the next ensemble."
+        )
     states, between, done = members.double(), distances(known), 0
     states = states if has_time else states[:, None]
     means: list[tuple[Tensor, ...]] = []
@@ -154,12 +159,13 @@ def assimilate(
             )
         states, done = torch.cat([states, later.double()], 1)[:, -states.shape[1] :], frame
         last = states[:, -1]
-        if not bool(last.isfinite().all()):
+        is_masked = last.isnan().all(0)
+        if not bool(last[:, ~is_masked].isfinite().all()) or bool(is_masked.all()):
             raise ValueError(
                 f"members of {task} are not finite in frame {frame}; expected numbers. Pass a larger radius, "
                 "less inflation, or members nearer to the trained states."
             )
-        if len(at := mask[place].flatten().nonzero()[:, 0]):
+        if len(at := (mask[place] & ~is_masked).flatten().nonzero()[:, 0]):
             cells = at % math.prod(shape[1:])
             turn = mixed(len(states), generator(seed, "turn", frame))
             flat = analysed(

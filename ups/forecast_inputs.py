@@ -38,13 +38,14 @@ def start(
     dt: float | None = None,
     resample: bool = False,
     extrapolate: bool = False,
+    error: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """What a forecast starts from: normalised frames (batch, time, C, *space), on the operator's device, and
     raw parameters (batch, P).
 
     u: (batch, time, C, *space), physical units. Arguments and errors: `Forecaster.forecast`.
     """
-    check_field(head, u, num_frames, dt)
+    check_field(head, u, num_frames, dt, {"resample": resample, "extrapolate": extrapolate, "error": error})
     codec = head.input_codec
     num_cells = max(map(math.prod, (u.shape[3:], head.codec.space)))
     require_room(
@@ -118,9 +119,11 @@ def encoded(codec: Tokenizer, w: Tensor) -> Tensor:
     return in_blocks(lambda index: codec.encode(w[index]), len(w), ROWS)
 
 
-def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
-    """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step. Warn
-    if more frames would lower the noise of the start."""
+def check_field(
+    head: TaskHead, u: Tensor, num_frames: int, dt: float | None, flags: Mapping[str, Any]
+) -> None:
+    """Raise ValueError unless u can be (batch, history, C, *space) of this head, dt is its time step and
+    flags are True or False. Warn if more frames would lower the noise of the start."""
     codec, trained, steps = head.input_codec, head.facts.dt, head.history
     wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
@@ -161,6 +164,13 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
             dt is None or (is_number and abs(dt - trained) <= SAME * trained),
             f"the time step {dt!r:.40}; expected {trained:g}, with which the operator was trained. "
             "Take frames so far apart, or train with the other step",
+        ),
+        *(
+            (
+                isinstance(one, bool | np.bool_),
+                f"{name}={one!r:.40}; expected True or False. Pass one of them",
+            )
+            for name, one in flags.items()
         ),
     ]
     if wrong := next((text for is_right, text in checks if not is_right), ""):
@@ -298,7 +308,7 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
         )
     for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
         is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))
-        is_right = ((column > 0) | (low <= 0)) & column.isfinite() & (is_known | extrapolate)
+        is_right = ((column > 0) | (low <= 0)) & column.isfinite() & (is_known | bool(extrapolate))
         if not bool(is_right.all()):
             raise ValueError(
                 f"{head.name} was given {name} = {float(column[~is_right][0]):g}; expected "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.forecast_xarray import as_tensor
+from ups.forecast_xarray import as_tensor, unlabel
 from ups.generative.observation import Measured
 from ups.models.facts import is_count
 from ups.models.head import TaskHead
@@ -23,6 +23,18 @@ def unmeasured(head: TaskHead, u: Any) -> Any:
     lead = as_tensor(given, f"{head.name}'s u values").shape[: -codec.ndim - 1]
     a = torch.full((*lead, codec.num_channels, *codec.space), torch.nan)
     return a if isinstance(given, Tensor) else a.numpy()
+
+
+def beside(head: TaskHead, a: Any, one: Any, what: str) -> Any:
+    """A mask or noise of the coefficient a, as (batch, *space) if both are labelled. Raises ValueError
+    for an array if one of the two is labelled alone: their axes may differ in order."""
+    is_labelled = hasattr(one, "dims")
+    if np.ndim(one) and is_labelled != hasattr(a, "dims"):
+        raise ValueError(
+            f"{head.name} was given a {what} and a coefficient of which one alone is labelled; expected both "
+            "or neither, as axes go by name. Pass both as xarray or both as arrays."
+        )
+    return unlabel(one, head.task, (what,), 0.0, ())[0][:, 0, 0] if is_labelled and one.dims else one
 
 
 def coefficient(head: TaskHead, a: Tensor, mask: Tensor, noise: Any, blocks: int) -> Measured:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ups.common.device import refuse_gradient
 from ups.forecast_inputs import Values
+from ups.forecast_xarray import as_tensor
 from ups.forecaster import Forecaster
 
 
@@ -36,14 +38,19 @@ class Start:
         trained grid; zeros if the operator's answer is not finite, or if residual(x0), b - A x0 of
         the user's system, is not smaller than residual(zeros).
         """
+        refuse_gradient(self.task, "a first iterate has none", a)
+        a = as_tensor(a, self.task).cpu().numpy()
         self.counts["starts"] += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # outside of the trained range it is a worse start, not an error
-            u = self.model.forecast(self.task, np.asarray(a)[None, None], parameters, extrapolate=True)
+            u = self.model.forecast(self.task, a[None, None], parameters, extrapolate=True)
         x0 = np.asarray(u, dtype=np.float64)[0, 0]
         why = "" if np.isfinite(x0).all() else "finite"
         if not why and residual is not None:
-            sizes = [np.linalg.norm(np.asarray(residual(x))) for x in (x0, np.zeros_like(x0))]
+            found = [
+                as_tensor(residual(x), f"{self.task}'s residual").detach() for x in (x0, np.zeros_like(x0))
+            ]
+            sizes = [float(one.norm()) for one in found]
             why = "" if sizes[0] < sizes[1] else "residual"
         if not why:
             return x0

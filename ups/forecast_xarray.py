@@ -20,12 +20,17 @@ Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or
 def as_tensor(u: Any, name: str) -> Tensor:
     """Real numbers of any kind as a float tensor: float64 if the kind is wider than float32, else float32.
     Masked values become NaN. Raises ValueError, with `name`, for anything else, also for a list of tensors
-    that require a gradient."""
+    that require a gradient, and for several axes with names, which would be taken in their order."""
     if isinstance(u, Tensor):
         if u.is_complex() or u.is_quantized or u.is_meta or u.layout != torch.strided:
             wrong = u.layout if u.layout != torch.strided else u.device if u.is_meta else u.dtype
             raise _not_numbers(name, str(wrong))
         return u.to(torch.promote_types(u.dtype, torch.float32))
+    if hasattr(u, "dims") and len(u.dims) > 1:
+        raise ValueError(
+            f"{name} was given the dimensions {', '.join(map(str, u.dims))}; expected them without names. "
+            "Pass its values, transposed to the task's axes, in the order of the training data."
+        )
     with torch.enable_grad():  # in which torch refuses to lose a gradient
         try:
             values = np.asanyarray(u)

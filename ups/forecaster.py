@@ -15,6 +15,7 @@ weights (`Forecaster.tasks`); what was not trained is refused by name.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,10 @@ class Forecaster:
         solvers: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
     ) -> "Forecaster":
         """As `ups.load`."""
+        if not isinstance(folder, str | PathLike):
+            raise TypeError(
+                f"the folder is {folder!r:.80}; expected the path of a run, such as 'runs/small'. Pass one."
+            )
         if str(folder).startswith(HUB):
             from ups.hub import fetch
 
@@ -97,10 +102,11 @@ class Forecaster:
             stage_of_run(folder, "operator")
         with torch.random.fork_rng([]):  # layers draw weights, which those of the file then replace
             operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
-        if not callable(solvers := solvers or {}) and not {*solvers} <= {*operator.names}:
+        named = [head.name for head in operator.heads.values() if head.base.is_user_solver]
+        if solvers and not {*(solvers if isinstance(solvers, Mapping) else named or [""])} <= {*named}:
             raise ValueError(
-                f"solvers is {solvers!r:.80}; expected step(u), or TASK -> step(u) of the tasks of these "
-                f"weights: {', '.join(operator.names)}. Pass these."
+                f"the solver passed is {solvers!r:.80}; expected step(u), or TASK -> step(u), of the tasks "
+                f"whose base calls one: {', '.join(named) or 'none of these weights'}. Pass those alone."
             )
         return cls(operator, folder if inside.is_dir() else folder.parent)
 
@@ -163,7 +169,8 @@ class Forecaster:
         leaves the range of the training data or is longer than the evaluated horizon.
         """
         head, (u, restore) = self.operator.head(task), self._read(task, u0, ("time",), parameters, forcing)
-        w, values = start(head, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate)
+        flags = {"resample": resample, "extrapolate": extrapolate, "error": error}
+        w, values = start(head, u, parameters, num_frames, dt=dt, **flags)
         num_frames = int(num_frames)  # NumPy's integers overflow
         f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
@@ -275,7 +282,8 @@ class Forecaster:
 
         a_observed: the coefficient (batch, C, *space), any values (also NaN) where it is not observed; None:
         observed nowhere.
-        mask: ([batch,] *space), 1 where the coefficient is observed, else 0; None: everywhere.
+        mask: ([batch,] *space), 1 where the coefficient is observed, else 0; None: everywhere. This and an
+        array of noise have labels if a_observed has them.
         noise: standard deviation of the errors of a_observed, physical units: a number, or an array that
         broadcasts to it, in which 0 is exact.
         blocks: a_observed holds the means over blocks of so many cells per axis, and has as many fewer cells.
@@ -285,7 +293,7 @@ class Forecaster:
 
         With noise, blocks or u the coefficient is sampled by ups/generative/inversion.py.
         """
-        from ups.forecast_measured import coefficient, read_values, unmeasured
+        from ups.forecast_measured import beside, coefficient, read_values, unmeasured
         from ups.generative.observation import observe_cells
         from ups.generative.sampling import sample_solutions
 
@@ -297,14 +305,12 @@ class Forecaster:
             from ups.generative.inversion import sample_measured
         if a_observed is None:
             a_observed, mask = unmeasured(head, u), torch.zeros(head.input_codec.space)
+        mask, noise = (beside(head, a_observed, *one) for one in ((mask, "mask"), (noise, "noise")))
         a, restore = self._read(task, a_observed, ("member",))
         codec, space = head.input_codec, a.shape[3:]
         observed = as_tensor(torch.ones(space) if mask is None else mask, f"{task}'s mask")
         observed = observed.isfinite() & (observed != 0)
-        if observed.shape[-codec.ndim :] != space or observed[..., 0].ndim not in (
-            codec.ndim - 1,
-            codec.ndim,
-        ):
+        if observed.shape not in (space, (1, *space), (len(a), *space)):
             raise ValueError(
                 f"{task} was given a field of shape {tuple(a.shape)} and a mask of shape "
                 f"{tuple(observed.shape)}; expected (batch, 1, C, *space) with {codec.ndim} axes of space, "

@@ -6,8 +6,10 @@ import numpy as np
 
 from ups.commands.dry_run import print_training_plan
 from ups.commands.stages import parents_of
+from ups.common.place import make_target
 from ups.config.command import parse_arguments
 from ups.config.schema import Config
+from ups.data.build_cache import is_up_to_date
 from ups.data.cache import Cache, open_cache, place
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
 from ups.models.network import TaskNetwork
@@ -19,7 +21,8 @@ def load_inputs(documentation: str, stage: str) -> tuple[Config, dict[str, Cache
     """Return the configuration of the command line and the open cache of every task of `stage`.
 
     With --dry-run, print the plan and exit; the exit status is 1 if training would be refused.
-    Raises ValueError if no task has trajectories for the stage, or if a task has too few.
+    Raises ValueError if no task has trajectories for the stage, if a task has too few, or if its data files
+    changed since its cache was built.
     """
     config, is_dry_run = parse_arguments(documentation)
     if is_dry_run:
@@ -32,6 +35,10 @@ def load_inputs(documentation: str, stage: str) -> tuple[Config, dict[str, Cache
             "above 0 for at least one of data.tasks. Set it and train the operator again."
         )
     caches = {name: open_cache(config, name) for name in names}
+    for name in names:
+        is_current, reason = is_up_to_date(config, name)
+        if not is_current:
+            raise ValueError(f"{reason}; expected the same. Run `{make_target('cache')}`, then train again.")
     require_counts(config, caches)
     return config, caches
 

@@ -16,6 +16,7 @@ from ups.tasks import Finding
 from ups.userdata.trajectories import Trajectories
 
 MIN_RESERVED = 2  # initial conditions; errors of one have no variance
+PRIOR_BLOCK = 4  # cells per axis in `CASES` of ups/generative/observation.py
 NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
 
 
@@ -124,6 +125,15 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of {num_train} training "
             f"initial conditions for the stages after the operator; expected at least {MIN_RESERVED}",
             f"raise {key}.reserve, set it to 0, or add trajectories",
+            where=key,
+        )
+    space = tuple(settings.cells(task.ndim))
+    if task.is_steady and settings.reserve and any(size % PRIOR_BLOCK for size in space):
+        yield Finding(
+            "error",
+            f"{key}.reserve asks for the prior of steady solutions, validated by means over blocks, "
+            f"on a grid {space}; expected multiples of {PRIOR_BLOCK} cells per axis",
+            f"set {key}.reserve to 0, change {key}.space_stride, or interpolate the fields",
             where=key,
         )
     if not task.is_steady and most_calls(settings, counts.num_frames) < 1:

@@ -77,7 +77,7 @@ def opened(path: Path, task: str) -> Iterator[Store]:
         more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
         raise FileNotFoundError(
             f"no data file {path}; expected {task} in PDEBench's layout. Run `{make_target('data')}` "
-            f"(or correct data.root).{more}"
+            f"(or correct data.root or --input).{more}"
         )
     try:
         with Hdf5(path) as store:

@@ -94,17 +94,10 @@ def row_generators(seed: int, *keys: int | str, rows: Iterable[int]) -> list[tor
 
 
 def sample_levels(space: Sequence[int], rngs: Sequence[torch.Generator]) -> Tensor:
-    """Random levels (B, 3) of a training batch on the grid `space`, as in `CASES`, one row per generator.
-
-    Raises ValueError for a grid that no block divides.
-    """
+    """Random levels (B, 3) of a training batch on the grid `space`, of even numbers of cells, as in `CASES`,
+    one row per generator."""
     blocks = [block for block in BLOCKS if not any(size % block for size in space)]
-    if not blocks:
-        raise ValueError(
-            f"no block of {', '.join(map(str, BLOCKS))} cells divides the grid {tuple(space)}; "
-            "expected even numbers of cells (ups.generative.observation.sample_levels). Change "
-            "task.TASK.resolution or task.TASK.space_stride."
-        )
+    assert blocks, f"no block divides the grid {tuple(space)}"  # ups/data/counts.py refuses such tasks
     u_kind, u_level = torch.stack([torch.rand(2, generator=rng, dtype=torch.float64) for rng in rngs], 1)
     edges = torch.tensor(list(KIND_FRACTIONS.values()), dtype=torch.float64).cumsum(0)[:-1]
     index = torch.bucketize(u_kind, edges, right=True)

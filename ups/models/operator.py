@@ -84,8 +84,8 @@ class Operator(TaskNetwork):
         ValueError for a task without its function.
         """
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
-        solvers = dict.fromkeys(bases, solvers) if callable(solvers) else solvers
-        if missing := [name for name in bases if name not in solvers]:
+        solvers = solvers if isinstance(solvers, Mapping) else dict.fromkeys(bases, solvers)
+        if missing := [name for name in bases if not callable(solvers.get(name))]:
             from ups.models.bases.solver import PASS
 
             raise ValueError(
