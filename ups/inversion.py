@@ -38,7 +38,8 @@ from ups.models.starts import prior_waves, spectrum_of
 from ups_discovery.seeds import generator
 
 LEVEL = 0.9  # of the intervals
-NUM_STEPS, CONVERGED = 40, 0.05  # Gauss-Newton steps, and the length of the last one in posterior deviations
+# Gauss-Newton steps, and the length of the last one in posterior deviations (rounding: up to 0.07)
+NUM_STEPS, CONVERGED = 40, 0.1
 HALVES = 0.5 ** torch.arange(10.0, dtype=torch.float64)  # of a step, of which the best is taken
 ROWS = 64  # of the tangent, computed together
 NUM_SAMPLES = 512  # behind the intervals
