@@ -4,13 +4,15 @@ waves grow without bound."""
 
 from __future__ import annotations
 
+import math
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral, waves
+from test_equation import UX, UXX, UXXXX, Trajectories, cells, found, fourier, spectral, waves
 
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups_discovery.certainty import grows, noise_width, sizes
 from ups_discovery.integrator import Integrator, Model
@@ -91,6 +93,23 @@ def test_the_true_equation_of_clean_data_is_stated_with_intervals_that_hold_the_
         )
     for _, value, width, exponent in NUMBER.findall(line):
         assert float(value + exponent) > float(width + exponent) > 0
+
+
+def test_a_twin_shows_what_the_fit_made_up_for_at_other_amplitudes_and_the_same_coefficients_do_not():
+    amplitude, phase = torch.rand(2, 24, 1, generator=generator(0, "starts"), dtype=torch.float64)
+    start = 0.5 + 0.4 * amplitude * torch.sin(2 * math.pi * (cells(64) + phase))
+    symbols = 1 - 0.01 * fourier(64, 10.0) ** 2, torch.tensor(-1.0, dtype=torch.float64)
+    data = Trajectories(spectral(*symbols, start, 0.3, 6, 20), 0.3, 10.0)
+    (_, own, base), *_ = found(data)
+    settings, twin = base.twin(data.samples, own)
+    fake, none = Equation(**settings), ParameterBatch(torch.zeros(24, 0), torch.zeros(24, dtype=torch.long))
+    fake.load_state_dict(base.state_dict())
+    for factor in (1.0, 0.5, 1.5):
+        w = data.samples.head.codec.decode(spectral(*symbols, factor * start, 0.3, 2, 20))
+        frames = [one(w[:, :1].float(), none) for one in (base, twin, fake)]
+        error, *shown = ((frames[0] - one).flatten(1).norm(dim=1) for one in (w[:, 1], *frames[1:]))
+        near, far = (float((one / error).log().abs().quantile(0.9).exp()) for one in shown)
+        assert near < 2 and far > 3, (factor, near, far)
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,13 @@ NUM_CELLS = 256  # about which the equation is linearised
 
 @dataclass(frozen=True)
 class Certainty:
-    """half_width (unknowns,): of the interval of every coefficient, in the units of the fit; is_negligible
-    (unknowns,): the term is too small to be stated; doubt: why the equation may not be stated, "" if it
-    may."""
+    """half_width (unknowns,): of the interval of every coefficient, in the units of the fit; others
+    (unknowns,): the coefficients that a fit with more exact derivatives and steps finds, or the weak form;
+    is_negligible (unknowns,): the term is too small to be stated; doubt: why the equation may not be stated,
+    "" if it may."""
 
     half_width: Tensor
+    others: Tensor
     is_negligible: Tensor
     doubt: str = ""
 
@@ -92,7 +94,8 @@ def assessed(
     width, halves = scatter(every, block, lambda a: solved(a, terms))
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
-    width = width + 2 * (solved(equations(finer, some).sum(0), terms) - now_some).abs()
+    change = solved(equations(finer, some).sum(0), terms) - now_some
+    width = width + 2 * change.abs()
     if noise is not None:
         rng = generator(0, "noise")
         added = torch.randn(some.shape, generator=rng, dtype=some.dtype).to(some.device)
@@ -102,7 +105,9 @@ def assessed(
     is_small = too_small(sizes(one, model, states[:, 0]), (signed <= width).any(0))
     large = (~is_small).nonzero().flatten().tolist()
     width = width + (solved(every.sum(0), large) - now).abs() * ~is_small
-    return concluded(one, model, states[:, 0], width, (signed <= width).any(0), is_small, doubt)
+    is_uncertain = (signed <= width).any(0)
+    others = model.values + change
+    return concluded(one, model, states[:, 0], width, others, is_uncertain, is_small, doubt)
 
 
 def too_small(size: Tensor, is_uncertain: Tensor) -> Tensor:
@@ -115,6 +120,7 @@ def concluded(
     model: Model,
     s: Tensor,
     width: Tensor,
+    others: Tensor,
     is_uncertain: Tensor,
     is_small: Tensor,
     doubt: str,
@@ -125,7 +131,7 @@ def concluded(
         doubt = doubt or HALVES
     elif grows(one, model, ~is_small, s):
         doubt = doubt or ILL_POSED
-    return Certainty(width, is_small, doubt)
+    return Certainty(width, others, is_small, doubt)
 
 
 def block_of(num_rows: int, count: int) -> Tensor:

@@ -32,7 +32,8 @@ class Equation(nn.Module):
 
     is_stiff: derivatives that are diagonal in the boundary's modes act by their exponential (Lawson 1967):
     those of the channel itself, or with is_coupled all linear terms of all channels together, by a matrix per
-    mode. is_finer: derivatives of two orders more. found: of `statement.described`, JSON-able.
+    mode. is_finer: derivatives of two orders more; is_exact: by waves, as in `difference`. found: of
+    `statement.described`, JSON-able.
 
     weight: (values, C, terms), one equation per parameter value. low, high (C,): states are clipped to them,
     so a rollout that would blow up stays finite. Other settings are ignored."""
@@ -52,6 +53,7 @@ class Equation(nn.Module):
         is_coupled: bool = False,
         cell: Sequence[float] = (),
         is_finer: bool = False,
+        is_exact: bool = False,
         found: dict[str, Any] | None = None,
         **_: Any,
     ):
@@ -66,7 +68,8 @@ class Equation(nn.Module):
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
         self.is_coupled = is_coupled
         lengths = lengths or [1.0] * len(space)
-        self.terms = Terms(terms, positive, space, lengths, boundary, cell, is_finer)
+        of_grid = (positive, space, lengths, boundary, cell, is_finer, is_exact)
+        self.terms = Terms(terms, *of_grid)
         self.register_buffer("weight", torch.zeros(num_values, num_channels, len(terms)))
         for name, value in (("low", -torch.inf), ("high", torch.inf)):
             self.register_buffer(name, torch.full((num_channels,), value))
@@ -89,8 +92,7 @@ class Equation(nn.Module):
         slope_terms = slope_terms or [*range(len(terms))]
         self.slope = self.terms
         if len(slope_terms) < len(terms):
-            rest = [terms[place] for place in slope_terms]
-            self.slope = Terms(rest, positive, space, lengths, boundary, cell, is_finer)
+            self.slope = Terms([terms[place] for place in slope_terms], *of_grid)
         symbols = [torch.view_as_real(symbol.flatten()).mT for symbol in symbols]
         for name, value in (
             ("stiff", stiff),

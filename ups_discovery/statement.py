@@ -129,7 +129,7 @@ def described(
     origins (C,): the value that is subtracted from each field before powers are taken. sizes (C,): the unit
     of each field. equations: for each value the doubt (why it is not stated, "" if it is) and rows of
     (channel, place in `terms`, coefficient, half width of its 95 % interval or None if it is unbounded,
-    whether the term is negligible)."""
+    whether the term is negligible), and others: those of `Certainty` over the coefficients, 1 if infinite."""
     equations = []
     for model, one in zip(models, certainties, strict=True):
         rows = []
@@ -152,7 +152,8 @@ def described(
                     is_small,
                 ]
             )
-        equations.append({"doubt": one.doubt, "rows": rows})
+        others = [ratio if math.isfinite(ratio) else 1.0 for ratio in (one.others / model.values).tolist()]
+        equations.append({"doubt": one.doubt, "rows": rows, "others": others})
     return {"origins": units.origin, "sizes": units.size, "equations": equations}
 
 

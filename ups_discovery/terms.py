@@ -35,14 +35,28 @@ FINER = {
 INVERSE = WAVE = -1
 
 
+def of_waves(period: int, order: int) -> list[float]:
+    """The weights as in STENCILS of the derivative of the interpolant by waves (Trefethen 2000, Spectral
+    methods in MATLAB, chapter 3)."""
+    symbol = (2j * math.pi * torch.fft.fftfreq(period, dtype=torch.float64)) ** order
+    if order % 2 and period % 2 == 0:
+        symbol[period // 2] = 0
+    weights = torch.fft.fft(symbol).real[: period // 2 + 1] / period
+    weights[1 + (period - 1) // 2 :] /= 2  # half a period to the left and to the right is the same cell
+    return weights.tolist()
+
+
 @functools.lru_cache(maxsize=32)
-def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Tensor:
+def difference(n: int, order: int, boundary: str, is_finer: bool = False, is_exact: bool = False) -> Tensor:
     """The derivative of this order along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
     wall are mirrored cells, with the other sign if Dirichlet; beyond an open end copies of the last cell.
-    Shared between calls, so not to be changed.
+    is_exact: by waves, but FINER with open ends. Shared between calls, so not to be changed.
     """
     matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
-    for distance, weight in enumerate((FINER if is_finer else STENCILS)[order]):
+    stencil = (FINER if is_finer or is_exact else STENCILS)[order]
+    if is_exact and boundary != OUTFLOW:
+        stencil = of_waves(n if boundary == PERIODIC else 2 * n, order)
+    for distance, weight in enumerate(stencil):
         for side in (1, -1) if distance else (1,):
             there = cells + side * distance
             sign = torch.full((n,), weight * (side if order % 2 else 1), dtype=torch.float64)
@@ -116,6 +130,7 @@ class Terms(nn.Module):
         boundary: str,
         cell: Sequence[float] = (),
         is_finer: bool = False,
+        is_exact: bool = False,
     ):
         super().__init__()
         self.terms, self.positive, self.space = list(terms), list(positive), tuple(space)
@@ -133,7 +148,7 @@ class Terms(nn.Module):
             for axis in axes
             if channel != WAVE and axis != INVERSE
         }:
-            matrix = difference(space[axis], order, ends[axis], is_finer)
+            matrix = difference(space[axis], order, ends[axis], is_finer, is_exact)
             matrix = matrix * (space[axis] / lengths[axis]) ** order
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]

@@ -194,4 +194,5 @@ class NoisyFilms:
         width = width + (model.values - weak.model.values).abs()
         is_uncertain = model.values.abs() <= width
         is_small = too_small(sizes(self.one, model, s), is_uncertain)
-        return concluded(self.one, model, s, width, is_uncertain, is_small, weak.doubt(model))
+        others = weak.model.values
+        return concluded(self.one, model, s, width, others, is_uncertain, is_small, weak.doubt(model))

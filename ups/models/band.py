@@ -5,12 +5,12 @@
 of normalised fields. s, the expected RMS error of a rollout, is proportional to its difference from the
 rollout of a twin (`differences`): its base was fitted to half of the data, and it starts from an image of the
 start under a symmetry of the equation. What the data did not determine differs there, also far from them.
-Base and twin share derivatives, steps and rounding; the difference from the same base with finer ones
-(`Base.refined`), where it takes steps, counts as well (`joined`). p is the profile of errors in time, from
-every fourth validation rollout. local is large where the forecast is steep, as errors are mostly shifts. q is
-the smallest number that holds in all cells and frames of enough of the others (Vovk, Gammerman and Shafer
-2005, chapter 4; one number per rollout, not per cell): a new start of the same distribution is inside with at
-least the probability LEVEL. Nothing is promised of another distribution; there s gives an alarm.
+Base and twin share derivatives, steps and rounding (not of an `Equation`); the difference from the same
+base with finer ones (`Base.refined`), where it takes steps, counts as well (`joined`). p is the profile of
+errors in time, from every fourth validation rollout. local is large where the forecast is steep, as errors
+are mostly shifts. q is the smallest number that holds in all cells and frames of enough of the others (Vovk,
+Gammerman and Shafer 2005, chapter 4): a new start of the same distribution is inside with at least the
+probability LEVEL. Nothing is promised of another distribution; there s gives an alarm.
 """
 
 import math
@@ -34,7 +34,6 @@ FAR = 0.1  # refused: a parameter so many of its ranges outside of it, if the ba
 MIN_ROWS = 20  # rollouts: fewer than 9 that calibrate do not bound one more with probability 0.9
 FLAT = 0.2  # of the mean square slope is added: errors where the forecast is flat
 TINY, HUGE = 1e-9, 1e3  # of normalised fields: rounding, and where a rollout has blown up
-NUM_TWINS = 2  # images of a start: a shift by whole patches shows nothing
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def differences(
     refined = head.base.refined(head.facts.base["settings"])
     # one operator for all twins, so that they share its traced frames
     twin = operator.with_base(task, head.base if head.twin is None else head.twin)
-    twins = [twin] * NUM_TWINS
+    twins = [twin] * head.base.num_images
     if refined is not None:
         twins[-1] = operator.with_base(task, refined)
     for number, other in enumerate(twins):

@@ -205,6 +205,7 @@ class Base(nn.Module):
     needs_fitted_parameters = False  # whether it serves only parameter values that it was fitted on
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
     is_costly = False  # whether its fit may take longer than those of all others
+    num_images = 2  # of a start, for its twin: a shift by whole patches shows nothing
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     extrapolates = False  # whether its twin shows errors at parameters outside of the trained ones (log.md)
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial

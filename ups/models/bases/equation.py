@@ -18,19 +18,21 @@ class Equation(ups_discovery.equation.Equation, Base):
     """An equation of ups_discovery between normalised fields: s = std * w + mean (C,) is its state."""
 
     kind, needs_fitted_parameters, has_tangent, is_costly = "equation", True, True, True
+    num_images = 1  # a second one shows nothing in float64 (log.md)
 
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
+    def __init__(self, *args: Any, is_exact: bool = False, **settings: Any):
+        super().__init__(*args, is_exact=is_exact, **settings)
+        self.dtype = torch.float64 if is_exact else torch.float32
         self.register_buffer("mean", torch.zeros_like(self.low))
         self.register_buffer("std", torch.ones_like(self.low))
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        u = u[:, -1].float()
+        u = u[:, -1].to(self.dtype)
         if not self.terms.terms:
-            return u
+            return u.float()
         mean, std = self._column(self.mean, u), self._column(self.std, u)
         weight = self.weight if len(self.weight) == 1 else self.weight[parameters.index]
-        return (self.advance(u * std + mean, weight) - mean) / std
+        return ((self.advance(u * std + mean, weight.to(u)) - mean) / std).float()
 
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         from ups_discovery.statement import stated
@@ -53,15 +55,14 @@ class Equation(ups_discovery.equation.Equation, Base):
         return int((self.weight != 0).sum())
 
     def twin(self, samples: Samples, settings: dict[str, Any]) -> "tuple[dict[str, Any], Equation]":
-        """The equation with its coefficients half way to an end of their intervals, and with derivatives and
-        steps that are more exact."""
-        settings = {**settings, "num_steps": 2 * self.num_steps, "is_finer": True, "found": {}}
+        """The equation with derivatives by waves and half the time step, in float64, and coefficients for
+        these (`Certainty.others`): those of the fit make up for its errors, but in the samples alone."""
+        settings = {**settings, "num_steps": 2 * self.num_steps, "is_exact": True, "found": {}}
         other = Equation(**settings)
         other.load_state_dict(self.state_dict())
         for weight, found in zip(other.weight, self.found["equations"], strict=True):
-            for number, (channel, place, value, width, _) in enumerate(found["rows"]):
-                if width is not None and value:
-                    weight[channel, place] *= 1 + (-1) ** number * width / abs(value) / 2
+            for (channel, place, *_), ratio in zip(found["rows"], found["others"], strict=True):
+                weight[channel, place] *= ratio
         return settings, other.to(self.weight.device)
 
     def unbounded(self) -> "Equation":
