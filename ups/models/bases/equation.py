@@ -22,12 +22,12 @@ class Equation(ups_discovery.equation.Equation, Base):
 
     def __init__(self, *args: Any, is_exact: bool = False, **settings: Any):
         super().__init__(*args, is_exact=is_exact, **settings)
-        self.dtype = torch.float64 if is_exact else torch.float32
+        self.is_exact = is_exact
         self.register_buffer("mean", torch.zeros_like(self.low))
         self.register_buffer("std", torch.ones_like(self.low))
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        u = u[:, -1].to(self.dtype)
+        u = u[:, -1].double() if self.is_exact else u[:, -1].float()
         if not self.terms.terms:
             return u.float()
         mean, std = self._column(self.mean, u), self._column(self.std, u)
