@@ -376,8 +376,10 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
     index[axis] = slice(0, most)
     u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
     u = u[:, np.isfinite(u).all(0)]  # cells of a mask have no values
-    apart = np.abs(u - u.mean(0)).mean() if u.size else 0.0
-    return len(u) > 2 and u.size > 0 and bool(np.abs(np.diff(u, axis=0)).mean() <= FOLLOWS * apart)
+    if len(u) < 3 or not u.size or not np.ptp(u):
+        return False
+    apart = np.abs(u - u.mean(0)).mean()
+    return bool(np.abs(np.diff(u, axis=0)).mean() <= FOLLOWS * apart)
 
 
 def require_field(guess: Guess) -> None:
