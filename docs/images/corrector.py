@@ -29,6 +29,8 @@ fig, axes = plt.subplots(
 )
 for record, column in zip(records, axes.T, strict=True):
     rows = {one["key"]["column"]: one["row"] for one in record["entries"]}
+    num = len(rows["full"]["seconds"])  # starts; rivals on others are in the table alone
+    rows = {name: row for name, row in rows.items() if len(row["seconds"]) == num}
     last = column[len(rows["full"]["errors"][:2]) - 1]  # with a horizon
     column[1].set_visible(last is column[1])
     for place, (ax, times) in enumerate(zip(column, ("the trained steps", "three times these"), strict=True)):
