@@ -34,7 +34,7 @@ TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 # A commit that raises one says what went instead. Aims: ups 25,000, the packages beside it 5,500,
 # tests 32,000, bench 7,000
-MOST_LINES = {"ups": 35_381, "ups_": 7_109, "tests": 39_444, "bench": 7_669}
+MOST_LINES = {"ups": 35_386, "ups_": 7_109, "tests": 39_444, "bench": 7_669}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

@@ -169,8 +169,9 @@ class Forecaster:
         leaves the range of the training data or is longer than the evaluated horizon.
         """
         head, (u, restore) = self.operator.head(task), self._read(task, u0, ("time",), parameters, forcing)
-        flags = {"resample": resample, "extrapolate": extrapolate, "error": error}
-        w, values = start(head, u, parameters, num_frames, dt=dt, **flags)
+        w, values = start(
+            head, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate, error=error
+        )
         num_frames = int(num_frames)  # NumPy's integers overflow
         f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
         w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)

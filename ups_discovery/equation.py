@@ -66,7 +66,7 @@ class Equation(nn.Module):
                 f"an equation takes {num_steps} steps a frame; expected 1 to {most}. Train it again."
             )
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
-        self.is_coupled = is_coupled
+        self.is_coupled, self.is_exact = is_coupled, is_exact
         lengths = lengths or [1.0] * len(space)
         of_grid = (positive, space, lengths, boundary, cell, is_finer, is_exact)
         self.terms = Terms(terms, *of_grid)

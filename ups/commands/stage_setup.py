@@ -9,7 +9,7 @@ from ups.commands.stages import parents_of
 from ups.common.place import make_target
 from ups.config.command import parse_arguments
 from ups.config.schema import Config
-from ups.data.build_cache import is_up_to_date
+from ups.data.build_cache import is_of_data
 from ups.data.cache import Cache, open_cache, place
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
 from ups.models.network import TaskNetwork
@@ -35,8 +35,8 @@ def load_inputs(documentation: str, stage: str) -> tuple[Config, dict[str, Cache
             "above 0 for at least one of data.tasks. Set it and train the operator again."
         )
     caches = {name: open_cache(config, name) for name in names}
-    for name in names:
-        is_current, reason = is_up_to_date(config, name)
+    for cache in caches.values():
+        is_current, reason = is_of_data(config, cache)
         if not is_current:
             raise ValueError(f"{reason}; expected the same. Run `{make_target('cache')}`, then train again.")
     require_counts(config, caches)

@@ -58,7 +58,12 @@ def is_up_to_date(config: Config, task_name: str) -> tuple[bool, str]:
         cache = open_cache(config, task_name, verify="quick")
     except (FileNotFoundError, ValueError) as error:
         return False, str(error)
-    paths = data_files(config, task_name)
+    return is_of_data(config, cache)
+
+
+def is_of_data(config: Config, cache: Cache) -> tuple[bool, str]:
+    """Whether the data files are those that the cache was built from, or gone, and the reason."""
+    paths = data_files(config, cache.task.name)
     if missing := [str(path) for path in paths if not path.exists()]:
         return True, f"the cache is whole; the data are no longer there ({missing[0]})"
     if file_identity(paths) != cache.header["files"]:

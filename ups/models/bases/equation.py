@@ -20,9 +20,8 @@ class Equation(ups_discovery.equation.Equation, Base):
     kind, needs_fitted_parameters, has_tangent, is_costly = "equation", True, True, True
     num_images = 1  # a second one shows nothing in float64 (log.md)
 
-    def __init__(self, *args: Any, is_exact: bool = False, **settings: Any):
-        super().__init__(*args, is_exact=is_exact, **settings)
-        self.is_exact = is_exact
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
         self.register_buffer("mean", torch.zeros_like(self.low))
         self.register_buffer("std", torch.ones_like(self.low))
 
